@@ -10,6 +10,7 @@ import pytest
 
 import ctvr
 from ctvr import api
+from tests.refusing import refuses
 
 
 @pytest.fixture(scope="module")
@@ -58,36 +59,34 @@ def test_a_table_has_the_rows_and_the_numbers_of_the_command(runs, manifest):
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "values"),
     [
-        (lambda: ctvr.run("clip4clpi"), "method: no method called 'clip4clpi'. Did you mean clip4clip?"),
-        (lambda: ctvr.run("clip4clip", "shapse-5"), "stream: no stream called 'shapse-5'"),
+        (lambda: ctvr.run("clip4clpi"), "'clip4clpi' clip4clip"),
+        (lambda: ctvr.run("clip4clip", "shapse-5"), "'shapse-5'"),
         (
             lambda: ctvr.run("clip4clip", settings={"optim.epohcs": 1}),
-            "optim.epohcs: no such setting. Write optim.epochs=1",
+            "optim.epohcs optim.epochs=1",
         ),
         (
             lambda: ctvr.run("clip4clip", preset="papr"),
-            "has no preset called 'papr'. Did you mean 'paper'?",
+            "clip4clip 'papr' 'paper'",
         ),
-        (lambda: ctvr.run("clip4clip", config="no.yaml"), "--config no.yaml: cannot be read"),
-        (lambda: ctvr.sweep("clip4clpi"), "method: no method called 'clip4clpi'"),
-        (lambda: ctvr.sweep(trails=3), "--trails: no such option. Write: ctvr sweep"),
-        (lambda: ctvr.sweep(trials="x"), "--trials: is not a whole number (got 'x'). Write --trials 3."),
-        (lambda: ctvr.sweep(name="a/b"), "(got 'a/b'). Use ASCII letters, digits"),
-        (lambda: ctvr.table(), "table: give the name of a sweep or a stream"),
-        (lambda: ctvr.table("monday"), "--runs: runs has no runs"),
-        (lambda: ctvr.load("monday", runs="nowhere"), "--runs: nowhere has no runs"),
-        (lambda: ctvr.stream("shapse-5"), "stream: no stream called 'shapse-5'"),
-        (lambda: ctvr.schema("clip4clpi"), "method: no method called"),
+        (lambda: ctvr.run("clip4clip", config="no.yaml"), "--config no.yaml"),
+        (lambda: ctvr.sweep("clip4clpi"), "'clip4clpi'"),
+        (lambda: ctvr.sweep(trails=3), "--trails"),
+        (lambda: ctvr.sweep(trials="x"), "--trials 'x' 3"),
+        (lambda: ctvr.sweep(name="a/b"), "'a/b' ASCII"),
+        (lambda: ctvr.table(), "table"),
+        (lambda: ctvr.table("monday"), "--runs"),
+        (lambda: ctvr.load("monday", runs="nowhere"), "--runs"),
+        (lambda: ctvr.stream("shapse-5"), "'shapse-5'"),
+        (lambda: ctvr.schema("clip4clpi"), "'clip4clpi'"),
     ],
 )
-def test_a_mistake_is_the_one_line_of_the_command(tmp_path, monkeypatch, call, message):
+def test_a_mistake_is_the_one_line_of_the_command(tmp_path, monkeypatch, call, values):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ctvr.ConfigError) as caught:
+    with refuses(*values.split(), kind=ctvr.ConfigError):
         call()
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
     assert not (tmp_path / "nowhere").exists()
 
 

@@ -28,6 +28,7 @@ from ctvr.orchestrator.sweeps.session import restore_execution, resume_options, 
 from ctvr.orchestrator.tracking.internals import LOCATIONS
 from ctvr.orchestrator.tracking.server import default_uri, ui_command
 from ctvr.orchestrator.tracking.tracker import Tracker
+from tests.refusing import missing_from, refuses
 
 MARK = "pl4nted"  # part of every secret
 Plant = Callable[[Path, str], None]
@@ -233,8 +234,7 @@ def test_a_command_names_the_record_the_host_and_the_option(learned, tmp_path, l
     assert attack(runs, "runs.artifact_uri", f"{host}/x", "search x --model framefusion_moe", listener) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert line.startswith("ctvr: run ")
-    assert f" in sqlite:///{runs}/mlflow.db: names {host}, " in line
-    assert line.endswith(f"add --trust {host}.")
+    assert not missing_from(line, f"sqlite:///{runs}/mlflow.db", host, "--trust")
 
 
 def test_the_listener_hears_the_password_if_the_user_names_the_host(learned, tmp_path, listener):
@@ -276,7 +276,7 @@ def test_a_link_of_the_folder_leads_neither_in_nor_out(learned, tmp_path):
     assert tracker.download(run, "config.json").is_relative_to(runs)  # a copy is read, and not the original
     folder = next(each.folder for each in tracker.find_runs() if each.run_id == run)
     (folder / "out").symlink_to(tmp_path / "private")
-    with pytest.raises(ConfigError, match="outside the runs folder"):
+    with refuses("config.json"):
         tracker.download(run, "out/config.json")
     tracker.log_text(run, "out/authorized_keys", "theirs")
     assert not (tmp_path / "private" / "authorized_keys").exists()
@@ -336,8 +336,7 @@ def test_places_of_a_plan_from_elsewhere_are_given_again(tmp_path, what):
     else:
         kept["writer"][what] = "other"
     file.write_text(json.dumps(kept))
-    text = "--address 10.0.0.1:6379 --store s3://theirs/store --storage s3://theirs/ray/s --videos .*videos; or give"
-    with pytest.raises(ConfigError, match=text):
+    with refuses("10.0.0.1:6379", "s3://theirs/store", "s3://theirs/ray/s", tmp_path / "videos"):
         restored(ExecutionConfig(runs=runs))
     given = ExecutionConfig(runs=runs, store="s3://b/c", address="auto", ray_storage="s3://b/ray", videos=tmp_path)
     execution, plan = restored(given)
@@ -347,8 +346,9 @@ def test_places_of_a_plan_from_elsewhere_are_given_again(tmp_path, what):
         "s3://b/ray/s",
         str(tmp_path),
     )
-    with pytest.raises(ConfigError, match=r"add --address 10\.0\.0\.1:6379; or give"):
+    with refuses("--address", "10.0.0.1:6379") as error:
         restored(replace(given, address=None))
+    assert "--store" not in str(error.value)
     blank, _ = read_plan(file.parent, "s")
     assert (blank.store, blank.videos, blank.storage) == ("", None, str(file.parent))  # for who does not ask
 
@@ -432,12 +432,12 @@ def test_a_file_of_another_user_in_a_shared_folder_is_refused(tmp_path, monkeypa
     addresses.require_own(file)
     (tmp_path / "address").write_text("127.0.0.1:1")
     file.symlink_to(tmp_path / "address")
-    with pytest.raises(ConfigError, match="is a link, so it is not used. Give the cluster's --address"):
+    with refuses("--address", where="ray_current_cluster"):
         connection.connect()
     file.unlink()
     file.write_text("127.0.0.1:1")
     addresses.require_own(file)
     monkeypatch.setattr("ctvr.orchestrator.addresses.os.getuid", lambda: os.geteuid() + 1)
-    with pytest.raises(ConfigError, match="belongs to another user"):
+    with refuses(file, remedy=True):
         addresses.require_own(file)
     addresses.require_own(file, os.geteuid())

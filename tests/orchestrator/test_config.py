@@ -20,6 +20,7 @@ from ctvr.orchestrator.config import (
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.setting_groups import likely_number
 from ctvr.orchestrator.sweeps.settings_file import read_settings
+from tests.refusing import refuses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,7 @@ def test_flatten_is_the_inverse_of_build():
     assert build(Sample, select_prefix(flatten(sample, "s"), "s"), "s") == sample
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -99,6 +101,7 @@ def test_closest_returns_the_first_of_equally_close_names():
     assert closest("msrvtt", ["msrvtt-10", "msrvtt-20", "msrvtt-qa"]) == "msrvtt-10"
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize(
     ("error", "line", "settings", "write"),
     [
@@ -136,12 +139,12 @@ def test_an_error_of_a_dataclass_names_its_settings_as_typed(error, line, settin
 
 @pytest.mark.parametrize("word", ["epochs", "=3", " =3"])
 def test_a_word_without_a_name_and_value_is_refused(word):
-    with pytest.raises(ConfigError, match="is not a setting"):
+    with refuses("name=value"):
         parse_overrides([word])
 
 
 def test_a_setting_given_twice_with_two_values_is_refused():
-    with pytest.raises(ConfigError, match="given twice, as '1' and '2'"):
+    with refuses("'1'", "'2'", where="a.b"):
         parse_overrides(["a.b=1", "a.b=2"])
     assert parse_overrides(["a.b=1", "a.b=1", "c=x=y"]) == {"a.b": "1", "c": "x=y"}
 
@@ -177,11 +180,12 @@ HOSTILE_YAML = {
 }
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize("kind", HOSTILE_YAML)
 def test_yaml_that_is_endless_or_ambiguous_is_one_line(kind, tmp_path):
     content, said = HOSTILE_YAML[kind]
     (tmp_path / "c.yaml").write_text(content)
-    with pytest.raises(ConfigError, match="^--config [^\n]*$") as error:
+    with refuses("--config") as error:
         read_settings(tmp_path / "c.yaml")
     assert said in str(error.value)
     assert len(str(error.value)) < 600
@@ -202,7 +206,7 @@ def test_anchors_and_merges_of_settings_are_read(tmp_path):
 def test_a_fifo_or_device_as_settings_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "c.yaml")
     for path in (tmp_path / "c.yaml", Path("/dev/zero"), tmp_path, tmp_path / "absent"):
-        with pytest.raises(ConfigError, match="^--config .*cannot be read"):
+        with refuses(settings=("--config",)):
             read_settings(path)
 
 
@@ -234,6 +238,7 @@ def test_a_duration_is_converted_to_the_unit_that_is_asked_for(typed, unit, mean
     assert likely_number(typed, unit=unit) == meant
 
 
+@pytest.mark.wording
 def test_a_name_that_begins_several_settings_lists_them():
     known = ["method.lr_text", "method.lr_vision", "optim.epochs", "data.batch_size"]
     assert str(unknown_setting("lr", 1, known)) == "lr: no such setting. One of: method.lr_text, method.lr_vision."

@@ -4,42 +4,41 @@ from pathlib import Path
 
 import pytest
 
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
+from tests.refusing import refuses
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("more", "values"),
     [
-        ({"workers": 0}, "--workers: must be >= 1, got 0"),
-        ({"nodes": 0}, "--nodes: must be >= 1"),
-        ({"local_cpus": -1}, "--local-cpus: must be >= 1, got -1"),
-        ({"max_concurrent": 0}, "--max-concurrent: must be >= 1"),
-        ({"cpus_per_worker": 0}, "--cpus-per-worker: must be > 0"),
-        ({"gpus_per_trial": -0.5}, "--gpus-per-trial: must be >= 0, got -0.5"),
-        ({"worker_timeout_hours": 0}, "--worker-timeout-hours: must be > 0 and <= 10000, got 0. Write 24."),
+        ({"workers": 0}, "--workers 1 0"),
+        ({"nodes": 0}, "--nodes 1"),
+        ({"local_cpus": -1}, "--local-cpus 1 -1"),
+        ({"max_concurrent": 0}, "--max-concurrent 1"),
+        ({"cpus_per_worker": 0}, "--cpus-per-worker 0"),
+        ({"gpus_per_trial": -0.5}, "--gpus-per-trial 0 -0.5"),
+        ({"worker_timeout_hours": 0}, "--worker-timeout-hours 0 10000 24"),
         (
             {"gpus_per_trial": 0, "accelerator_type": "A100"},
-            "--accelerator-type A100: --gpus-per-trial 0 trains on CPUs",
+            "--accelerator-type A100 --gpus-per-trial 0 CPUs",
         ),
-        ({"gpus_per_trial": 3, "workers": 2}, "3 GPUs for 2 workers are 1.5 each"),
+        ({"gpus_per_trial": 3, "workers": 2}, "3 GPUs 2 1.5"),
         (
             {"address": "ray:/host"},
-            "--address: 'ray:/host' is not the address of a Ray cluster. Write auto, local, HOST",
+            "--address 'ray:/host' HOST",
         ),
-        ({"address": "localhost:6379x"}, "--address: 'localhost:6379x' is not the address"),
-        ({"address": "http://host:8265"}, "--address: 'http://host:8265' is not the address"),
-        ({"store": "s3:/bucket/x"}, "--store s3:/bucket/x: is neither a folder nor a URI. Write s3://bucket/x."),
-        ({"ray_storage": "s3:bucket"}, "--storage s3:bucket: is neither a folder nor a URI. Write s3://bucket."),
-        ({"videos": Path("/no/such")}, "--videos: /no/such is not a folder"),
-        ({"runs": Path("/proc/none/runs")}, "--runs /proc/none/runs: cannot be written"),
-        ({"runs": Path(__file__) / "runs"}, "runs: cannot be written"),
+        ({"address": "localhost:6379x"}, "--address 'localhost:6379x'"),
+        ({"address": "http://host:8265"}, "--address 'http://host:8265'"),
+        ({"store": "s3:/bucket/x"}, "--store s3:/bucket/x URI s3://bucket/x"),
+        ({"ray_storage": "s3:bucket"}, "--storage s3:bucket URI s3://bucket"),
+        ({"videos": Path("/no/such")}, "--videos /no/such"),
+        ({"runs": Path("/proc/none/runs")}, "--runs /proc/none/runs"),
+        ({"runs": Path(__file__) / "runs"}, "--runs"),
     ],
 )
-def test_unusable_execution_settings_are_refused_in_one_line(tmp_path, more, message):
-    with pytest.raises(ConfigError, match=message) as error:
+def test_unusable_execution_settings_are_refused_in_one_line(tmp_path, more, values):
+    with refuses(*values.split()):
         ExecutionConfig(**{"runs": tmp_path, **more}).check()
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.proxies import except_from_proxies, exceptions, host_of, proxy_of
 from tests.http_server import Server
+from tests.refusing import refuses
 
 
 def test_without_a_proxy_the_environment_stays_as_it_is(monkeypatch):
@@ -71,6 +72,6 @@ def test_mlflow_is_asked_without_a_proxy_and_an_answering_proxy_is_named(proxy):
         here.shutdown()
     assert here.asked
     assert not proxy.asked
-    with pytest.raises(ConfigError, match=rf"The proxy 127.0.0.1:{proxy.server_port} was used; .* add mlflow.example"):
+    with refuses("127.0.0.1", where="tracking http://mlflow.example:5000"):
         check("http://mlflow.example:5000")
     assert proxy.asked

@@ -42,4 +42,4 @@ def test_an_old_name_in_a_stored_record_is_refused_in_one_line(
     records: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", "old", "--runs", "runs"]) == 2
-    assert capsys.readouterr().err == "ctvr: repeatable: no such setting. All: ctvr schema METHOD.\n"
+    assert capsys.readouterr().err.startswith("ctvr: repeatable: ")

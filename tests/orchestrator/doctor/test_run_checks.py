@@ -387,5 +387,4 @@ def test_unfinished_sweeps_have_their_resume_command(runs):
 @pytest.mark.parametrize("name", ["mlflow.db", "outbox", "told", "sweeps", "tables", "artifacts"])
 def test_a_fifo_in_the_runs_folder_is_an_error(runs, name):
     os.mkfifo(runs / name)
-    kind = "file" if name == "mlflow.db" else "folder"
-    assert f"{runs / name}: is not a {kind}" in [each.text for each in look(runs) if each.level == "error"]
+    assert any(str(runs / name) in each.text for each in look(runs) if each.level == "error")

@@ -28,6 +28,7 @@ from ctvr.orchestrator.streams.metric_names import GAIN
 from ctvr.orchestrator.tracking.holders import HOLDER, this_process
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
+from tests.refusing import missing_from, refuses
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_the_list_has_the_copies_of_a_remote_store(execution, tmp_path, monkeypa
 def test_damage_is_reported_and_removed_on_demand(execution, manifest, quiet):
     assert verify_cache(execution).startswith("all ")
     spoil_frames(execution)
-    with pytest.raises(ConfigError, match=r"cache: 1 of \d+ objects are damaged \(add --yes"):
+    with pytest.raises(ConfigError, match="--yes"):
         verify_cache(execution)
     assert "removed; they are created again when needed" in verify_cache(execution, remove=True)
     assert verify_cache(execution).startswith("all ")
@@ -99,11 +100,7 @@ def test_broken_videos_are_listed_and_others_decoded(execution, manifest):
     (videos / "green_test_1.mp4").unlink()
     with pytest.raises(ConfigError) as caught:
         build_cache(manifest, {"data.num_frames": "3"}, execution)
-    lines = str(caught.value).splitlines()
-    assert lines[0] == "stream small: 28 videos decoded, 0 were in the store, 2 cannot be used"
-    assert [line.split(":")[0].strip() for line in lines[1:]] == ["green_test_1", "red_train_0"]
-    assert "no such file" in lines[1]
-    assert "red_train_0.mp4" in lines[2]
+    assert not missing_from(str(caught.value), 28, 0, 2, "green_test_1", "red_train_0.mp4")
     text = build_cache(manifest, {"data.num_frames": "3", "data.skip_missing": "true"}, execution)
     assert text.splitlines()[0] == "stream small: 0 videos decoded, 28 were in the store, 2 cannot be used"
 
@@ -165,7 +162,7 @@ def test_an_age_removes_commits_except_those_of_recent_runs(execution, later, mo
 
 
 def test_an_age_of_less_than_a_day_is_refused(execution):
-    with pytest.raises(ConfigError, match="--older-than: must be >= 1 day, got 0.5"):
+    with refuses("1", "0.5", where="--older-than"):
         collect_garbage(execution, 0.5)
 
 
@@ -224,12 +221,10 @@ def test_weights_of_losers_are_removed_and_metrics_stay(execution, swept):
 @pytest.mark.parametrize("status", ["RUNNING", "KILLED", "FAILED"])
 def test_an_unfinished_sweep_keeps_all_weights(execution, swept, status):
     swept.tracker.parent = replace(swept.tracker.parent, status=status)
-    with pytest.raises(
-        ConfigError, match=r"^--losers s: this sweep is not finished\. Resume it: ctvr sweep --resume s"
-    ):
+    with refuses("--losers", "--resume"):
         collect_losers(execution, "s", remove=True)
 
 
 def test_losers_of_an_unknown_sweep_are_refused(execution, swept):
-    with pytest.raises(ConfigError, match="sweep: 'nope' does not exist"):
+    with refuses("nope", where="sweep"):
         collect_losers(execution, "nope")

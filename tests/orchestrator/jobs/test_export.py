@@ -21,6 +21,7 @@ from ctvr.orchestrator.jobs.export import export_stream
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths, execute
 from ctvr.orchestrator.streams.load import load_stream
+from tests.refusing import refuses
 
 
 @pytest.fixture(scope="module")
@@ -150,12 +151,12 @@ def test_a_foreign_shard_is_read_by_its_keys_or_refused_in_one_line(tmp_path):
         shard("c.tar", ("a.cls", b"1")),
         shard("d.tar", ("0.npy", one), ("1.npy", one), ("0.name.txt", b"red"), ("1.name.txt", b"red")),
     ):
-        with pytest.raises(ConfigError, match=r"\.tar: cannot be read as arrays \("):
+        with refuses(path.name):
             read_arrays(path)
 
 
 def test_a_name_that_leads_out_of_the_folder_is_no_name_of_a_file(tmp_path):
-    with pytest.raises(ConfigError, match=r"'../../up': as a file name it points outside .*f"):
+    with refuses("../../up"):
         write_arrays(tmp_path / "f.npy", [("../../up", np.ones(3))])
     assert not list(tmp_path.parent.rglob("up.npy"))
 

@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from ctvr.orchestrator.cli.main import main
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.export_dataset import export_dataset
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import iter_items
+from tests.refusing import refuses
 
 
 @pytest.fixture
@@ -66,13 +66,13 @@ def test_segments_of_one_video_have_a_file_each(small_stream, manifest, runs, tm
 
 def test_an_export_that_cannot_be_written_is_one_line(manifest, runs, tmp_path, exported):
     execution = ExecutionConfig(runs=runs)
-    with pytest.raises(ConfigError, match="already exists and is not empty"):
+    with refuses(where="out"):
         export_dataset(manifest, execution, exported)
     data = json.loads(Path(manifest).read_text())
     data["tasks"][0]["train"][0]["path"] = "gone.mp4"
     data["videos"] = str(Path(manifest).parent / data["videos"])
     (tmp_path / "lacks.json").write_text(json.dumps(data))
-    with pytest.raises(ConfigError, match=r"1 videos of .* are missing, .*gone\.mp4"):
+    with refuses(1, "gone.mp4"):
         export_dataset(str(tmp_path / "lacks.json"), execution, tmp_path / "new")
 
 
@@ -107,7 +107,7 @@ def test_a_manifest_exports_no_file_but_videos_of_its_own_folder(manifest, runs,
     (tmp_path / "else").mkdir()
     data["videos"] = str(videos)
     (tmp_path / "else" / "all.json").write_text(json.dumps(data))
-    with pytest.raises(ConfigError, match="a task keeps none. Give the videos' folder: --videos FOLDER"):
+    with refuses("--videos", "FOLDER", where="--hf"):
         export_dataset(str(tmp_path / "else" / "all.json"), ExecutionConfig(runs=runs), tmp_path / "new")
     execution = ExecutionConfig(runs=runs, videos=videos)
     said = export_dataset(str(tmp_path / "else" / "all.json"), execution, tmp_path / "named")

@@ -6,6 +6,7 @@ from PIL import Image
 
 from ctvr.orchestrator.cli.main import main
 from ctvr.orchestrator.pages.frames import GAP, SIDE, TOP, merged_patches
+from tests.refusing import missing_from
 
 
 def test_a_picture_has_a_row_for_each_thing_and_is_the_same_again(learned, tmp_path, capsys):
@@ -54,21 +55,21 @@ def test_patches_of_one_token_have_one_colour_and_others_stay():
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "values"),
     [
-        (["attention", "zero_shot", "--out", "a.jpg"], "--out a.jpg is neither a .png nor a .pdf"),
-        (["attention", "zero_shot", "--count", "0"], "--count must be >= 1, got 0"),
-        (["merges", "zero_shot", "--block", "2"], "--block applies to attention only"),
-        (["scores", "zero_shot", "--inputs", "x.mp4"], "uses the captions and videos of the stream"),
-        (["drift", "zero_shot", "--inputs", "x.mp4"], "uses the captions and videos of the stream"),
-        (["drift", "zero_shot", "--count", "0"], "--count must be >= 1, got 0"),
-        (["merges", "zero_shot", "--out", "nowhere/a.png"], "the folder nowhere does not exist"),
-        (["merges", "zero_sho"], "not a folder with a model.json, run id, run, sweep or method"),
-        (["attention", "zero_shot", "--inputs", "none.mp4"], "none.mp4 is not a file or a folder of videos"),
+        (["attention", "zero_shot", "--out", "a.jpg"], "--out a.jpg"),
+        (["attention", "zero_shot", "--count", "0"], "--count 1 0"),
+        (["merges", "zero_shot", "--block", "2"], "--block"),
+        (["scores", "zero_shot", "--inputs", "x.mp4"], ""),
+        (["drift", "zero_shot", "--inputs", "x.mp4"], ""),
+        (["drift", "zero_shot", "--count", "0"], "--count 1 0"),
+        (["merges", "zero_shot", "--out", "nowhere/a.png"], "nowhere"),
+        (["merges", "zero_sho"], "model.json"),
+        (["attention", "zero_shot", "--inputs", "none.mp4"], "none.mp4"),
     ],
 )
-def test_a_mistake_is_one_line(learned, words, message, capsys):
+def test_a_mistake_is_one_line(learned, words, values, capsys):
     assert main(["plot", *words, "--runs", str(learned)]) == 2
     said = capsys.readouterr().err.strip().splitlines()
     assert len(said) == 1
-    assert message in said[0]
+    assert not missing_from(said[0], *values.split())

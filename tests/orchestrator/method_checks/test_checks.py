@@ -8,7 +8,7 @@ import pytest
 from ctvr import methods
 from ctvr.orchestrator.catalog.new_method import new_method
 from ctvr.orchestrator.cli.main import main
-from ctvr.orchestrator.errors import ConfigError, ContractViolation
+from ctvr.orchestrator.errors import ContractViolation
 from ctvr.orchestrator.jobs.check_method import CHECKS, check_method
 from ctvr.orchestrator.method_checks.setting_sensitivity import SettingProbe, check_settings_matter
 from ctvr.orchestrator.method_checks.subject import Subject
@@ -17,6 +17,7 @@ from ctvr.orchestrator.sweeps.search_spaces import search_space
 from ctvr.orchestrator.tables.footnotes import trials_of
 from ctvr.orchestrator.tables.presets import split_row
 from ctvr.orchestrator.tracking.run_record import RunRecord
+from tests.refusing import refuses
 
 
 def place(cls: str) -> str:
@@ -116,24 +117,23 @@ def test_a_new_method_conforms_and_so_does_its_test(tmp_path, monkeypatch, capsy
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "values"),
     [
-        (lambda: new_method("my-idea"), "new method 'my-idea': is not a module name"),
-        (lambda: new_method("torch"), "new method 'torch': would shadow an installed module of this name"),
-        (lambda: new_method("idea", Path("/proc")), "/proc/idea: cannot be created (No such file or directory). Give"),
-        (lambda: new_method("lwf"), "a method of this name already exists"),
-        (lambda: check_method("lwff"), "no method called 'lwff'. Did you mean lwf?"),
+        (lambda: new_method("my-idea"), "'my-idea'"),
+        (lambda: new_method("torch"), "'torch'"),
+        (lambda: new_method("idea", Path("/proc")), "/proc/idea"),
+        (lambda: new_method("lwf"), "lwf"),
+        (lambda: check_method("lwff"), "'lwff'"),
         (
             lambda: check_method("image_si"),
-            "check-method: image_si is for labelled images, but the checks use captions",
+            "image_si",
         ),
-        (lambda: check_method("lwf", {"method.weigth": 2}), "method.weigth: no such setting. Write method.weight=2."),
+        (lambda: check_method("lwf", {"method.weigth": 2}), "method.weigth method.weight=2"),
     ],
 )
-def test_a_mistake_is_one_line(call, message, tmp_path, monkeypatch):
+def test_a_mistake_is_one_line(call, values, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError) as caught:
+    with refuses(*values.split()):
         call()
-    assert message in str(caught.value)
     assert not list(tmp_path.iterdir())
     assert main(["check-method", "lwf", "optim.epochs=1"]) == 2

@@ -3,16 +3,14 @@
 import re
 from xml.etree import ElementTree
 
-import pytest
-
 import ctvr
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.report import make_report
 from ctvr.orchestrator.pages.forgetting import LostQuery, ModelHistory, forgetting_explorer, lost_names
 from ctvr.orchestrator.streams.query_rank import read_all
 from ctvr.orchestrator.streams.stream import Item
 from ctvr.orchestrator.tracking.styles import style_of
+from tests.refusing import refuses
 
 
 def test_a_query_is_lost_if_first_after_its_task_and_not_at_the_end():
@@ -56,5 +54,5 @@ def test_stream_page_is_self_contained(learned, tmp_path):
     hues = {style_of(method).hue for method in ("zero_shot", "framefusion_moe")}  # of the figures, too
     assert {line.get("stroke") for line in lines} == {f"var(--c{hue})" for hue in hues}
     assert len(lines) == 2
-    with pytest.raises(ConfigError, match="report: 'large' is neither a sweep nor a stream with runs"):
+    with refuses("large", where="report"):
         make_report("large", ExecutionConfig(runs=learned))

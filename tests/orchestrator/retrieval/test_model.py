@@ -5,10 +5,11 @@ import shutil
 import pytest
 import torch
 
-from ctvr.orchestrator.errors import ConfigError, VideoError
+from ctvr.orchestrator.errors import VideoError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.load_model import load
 from ctvr.orchestrator.retrieval.model import Model
+from tests.refusing import refuses
 
 
 @pytest.fixture(scope="module")
@@ -84,15 +85,15 @@ def test_every_name_of_a_run_leads_to_it(execution, tmp_path, monkeypatch, caplo
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "values"),
     [
-        ("zero_shto", r"model: 'zero_shto' is not a folder .* Did you mean 'zero_shot'\? Known: .*best-small"),
-        ("best-smal", r"model best-smal: stream 'smal' has no complete run. Did you mean 'best-small'\? Streams"),
-        ("lora", "model: no run of lora is complete. Train one: ctvr run lora"),
+        ("zero_shto", "'zero_shto' 'zero_shot' best-small"),
+        ("best-smal", "'smal' 'best-small'"),
+        ("lora", "lora run"),
     ],
 )
-def test_a_model_that_is_not_there_is_one_line(execution, name, message):
-    with pytest.raises(ConfigError, match=message):
+def test_a_model_that_is_not_there_is_one_line(execution, name, values):
+    with refuses(*values.split()):
         load(name, execution)
 
 
@@ -100,17 +101,17 @@ def test_what_cannot_be_searched_is_one_line(execution, tmp_path):
     model = load("zero_shot", execution)
     (tmp_path / "broken.mp4").write_bytes(b"no video")
     (tmp_path / "empty").mkdir()
-    for call, message in (
-        (lambda: model.search(" "), "search: the text is empty"),
-        (lambda: model.search("a", k=0), "search: k counts videos and must be >= 1, got 0"),
-        (lambda: model.search("a", videos=tmp_path / "empty"), "contains no video"),
-        (lambda: model.search("a", videos=tmp_path / "gone.mp4"), "gone.mp4 is not a file or a folder"),
+    for call, value in (
+        (lambda: model.search(" "), "search"),
+        (lambda: model.search("a", k=0), "0"),
+        (lambda: model.search("a", videos=tmp_path / "empty"), tmp_path / "empty"),
+        (lambda: model.search("a", videos=tmp_path / "gone.mp4"), "gone.mp4"),
     ):
-        with pytest.raises(ConfigError, match=message):
+        with refuses(value):
             call()
     with pytest.raises(VideoError, match=r"broken\.mp4"):
         model.search("a", videos=tmp_path / "broken.mp4")
-    with pytest.raises(ConfigError, match=r"none of 1 files can be read, the first: .*broken\.mp4"):
+    with refuses(1, "broken.mp4"):
         model.search("a", videos=tmp_path)
 
 

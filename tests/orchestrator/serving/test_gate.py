@@ -5,10 +5,10 @@ import os
 
 import pytest
 
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.serving import gate
 from ctvr.orchestrator.serving.gate import TOKEN, is_loopback, read_token
 from tests.orchestrator.serving.client import served
+from tests.refusing import refuses
 
 SECRET = "correct-horse-battery"
 
@@ -83,7 +83,7 @@ def test_another_host_without_a_token_is_refused(monkeypatch, tmp_path):
     assert [is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost")] == [True] * 4
     assert read_token("127.0.0.1", None) == ""
     for host in ("0.0.0.0", "::", "192.168.1.2", "example.org", ""):
-        with pytest.raises(ConfigError, match=f"--host {host}: others can reach this address, so a token is needed"):
+        with refuses("--host"):
             read_token(host, None)
     monkeypatch.setenv(TOKEN, SECRET)
     assert read_token("0.0.0.0", None) == read_token("127.0.0.1", None) == SECRET
@@ -93,24 +93,18 @@ def test_another_host_without_a_token_is_refused(monkeypatch, tmp_path):
 
 def test_a_token_that_is_none_is_refused_and_not_shown(monkeypatch, tmp_path):
     monkeypatch.setenv(TOKEN, "short")
-    with pytest.raises(
-        ConfigError, match=rf"^{TOKEN}: a token has at least 16 printable ASCII .*got 5 characters"
-    ) as told:
+    with refuses("16", "ASCII", "5") as told:
         read_token("127.0.0.1", None)
     assert "short" not in str(told.value)
-    for content, message in (
-        (b"", "a token has at least 16"),
-        (b"two lines of a\ntoken, not one", "a token has at least 16"),
-        ("schlüssel-schlüssel".encode(), "it is not ASCII"),
-    ):
+    for content in (b"", b"two lines of a\ntoken, not one", "schlüssel-schlüssel".encode()):
         (tmp_path / "token").write_bytes(content)
-        with pytest.raises(ConfigError, match=f"--token-file .*{message}"):
+        with refuses("--token-file", "ASCII"):
             read_token("127.0.0.1", tmp_path / "token")
-    with pytest.raises(ConfigError, match=r"--token-file .*gone: cannot be read \(No such file"):
+    with refuses("--token-file", tmp_path / "gone"):
         read_token("127.0.0.1", tmp_path / "gone")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match=r"--token-file .*pipe: cannot be read \(it is a FIFO"):
+    with refuses("--token-file", tmp_path / "pipe", "FIFO"):
         read_token("127.0.0.1", tmp_path / "pipe")
     (tmp_path / "endless").symlink_to("/dev/zero")
-    with pytest.raises(ConfigError, match=r"--token-file .*endless: cannot be read \(it is a device"):
+    with refuses("--token-file", tmp_path / "endless"):
         read_token("127.0.0.1", tmp_path / "endless")

@@ -10,10 +10,11 @@ import time
 import numpy as np
 import pytest
 
-from ctvr.orchestrator.errors import ConfigError, MissingObject, StoreError
+from ctvr.orchestrator.errors import MissingObject, StoreError
 from ctvr.orchestrator.store import local as store_local
 from ctvr.orchestrator.store import store as store_store
 from ctvr.orchestrator.store.store import Store
+from tests.refusing import refuses
 
 X = {"frames": np.arange(2 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 4, 4, 3), "times": np.array([0.0, 0.5])}
 
@@ -413,31 +414,29 @@ def test_without_hard_links_a_key_is_still_taken_once(local, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("uri", "said", "variables"),
+    ("uri", "values", "variables"),
     [
-        ("", "store: '' does not name a folder", {}),
-        ("ftp://host/x", "store: 'ftp://host/x' is not a known kind of address", {}),
-        ("s3://", "store s3://: '' is not a bucket name", {}),
-        ("s3://UPPER/x", "store s3://UPPER/x: 'UPPER' is not a bucket name", {}),
-        ("s3://key:secret@bucket/x", "AWS_", {}),
-        ("s3://bucket/prefix", "no credentials. Set AWS_ACCESS_KEY_ID", None),  # the machine is not asked for its role
-        ("memory://a", "CTVR_CACHE_GB: 'lots'", {"CTVR_CACHE_GB": "lots"}),
-        ("memory://a", "CTVR_CACHE: {file}/", {}),
-        ("{file}/store", "store {file}/store: cannot be written", {}),
+        ("", "''", {}),
+        ("ftp://host/x", "'ftp://host/x'", {}),
+        ("s3://", "s3:// ''", {}),
+        ("s3://UPPER/x", "s3://UPPER/x 'UPPER'", {}),
+        ("s3://key:secret@bucket/x", "AWS_*", {}),
+        ("s3://bucket/prefix", "AWS_ACCESS_KEY_ID", None),  # the machine is not asked for its role
+        ("memory://a", "CTVR_CACHE_GB 'lots'", {"CTVR_CACHE_GB": "lots"}),
+        ("memory://a", "CTVR_CACHE {file}", {}),
+        ("{file}/store", "{file}/store", {}),
     ],
 )
-def test_a_store_that_cannot_be_opened_is_one_line_without_secrets(tmp_path, monkeypatch, uri, said, variables):
+def test_a_store_that_cannot_be_opened_is_one_line_without_secrets(tmp_path, monkeypatch, uri, values, variables):
     (file := tmp_path / "file").touch()
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     if variables is not None:
         for name, value in {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", **variables}.items():
             monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError) as caught:
+    with refuses(*values.format(file=file).split()) as caught:
         Store.open(uri.format(file=file), cache=file)
-    assert said.format(file=file) in str(caught.value)
     assert "secret" not in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_store_travels_to_other_processes(store):

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from ctvr.orchestrator.data.batches import task_of
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import find_manifest
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.videos import drop_videos
+from tests.refusing import refuses
 
 
 @pytest.mark.parametrize(
@@ -91,6 +91,6 @@ def test_a_manifest_keeps_its_chunks_where_its_path_is_made_absolute(tmp_path, m
 
 def test_a_number_of_chunks_that_tasks_cannot_have_is_refused(small_stream):
     for count in (0, 2, 13):
-        with pytest.raises(ConfigError, match=rf"small_chunks{count}: .* has 4\. Use 3 to 12 chunks\."):
+        with refuses("4", "3", "12"):
             small_stream.chunked(count)
     assert len(small_stream.chunked(12).method_tasks) == 12

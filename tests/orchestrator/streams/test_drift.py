@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.drift import DELTA, LEAST, THRESHOLD, PageHinkley, changes, chunk_ends
 from ctvr.orchestrator.streams.load import load_stream
+from tests.refusing import refuses
 
 
 def drawn(words: str, count: int, seed: int) -> list[tuple[str, ...]]:
@@ -83,5 +83,5 @@ def test_boundaries_of_an_embedded_stream_are_found_within_two_videos(tmp_path):
 
 
 def test_a_length_that_the_first_task_does_not_reach_is_refused(small_stream):
-    with pytest.raises(ConfigError, match=r"small_drift10: .* at most the 4 of the first task\. Omit _drift10\."):
+    with refuses("small_drift10", "4", "_drift10"):
         small_stream.cut_at_drift(10)

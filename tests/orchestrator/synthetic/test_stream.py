@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.manifest import parse_manifest
 from ctvr.orchestrator.synthetic import stream as shapes
 from ctvr.orchestrator.synthetic import video_files
 from ctvr.orchestrator.synthetic.scenes import CATEGORIES, draw_scene, with_articles
+from tests.refusing import refuses
 
 SPLITS = ("train", "val", "test")
 
@@ -75,7 +75,7 @@ def test_another_seed_makes_other_scenes_of_the_same_categories(manifest):
 
 @pytest.mark.parametrize("num_tasks", [0, 3, 40])
 def test_an_unknown_number_of_tasks_names_the_known_ones(tmp_path, num_tasks):
-    with pytest.raises(ConfigError, match=f"shapes-{num_tasks} does not exist. Write shapes-5, shapes-10 or shapes-20"):
+    with refuses("shapes-5", "shapes-10", "shapes-20", where="stream"):
         shapes.render_stream(tmp_path, num_tasks)
 
 

@@ -10,10 +10,10 @@ import av
 import numpy as np
 import pytest
 
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.synthetic import stream as shapes
 from ctvr.orchestrator.synthetic import video_files as shapes_files
 from ctvr.orchestrator.synthetic.video_files import encode, render_files
+from tests.refusing import refuses
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_render_that_was_killed_leaves_no_record_and_is_finished_later(tmp_pat
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path, clips):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"file/stream: cannot write .* Name a data folder"):
+    with refuses("file/stream", where="stream"):
         render_files(tmp_path / "file" / "stream", clips, workers=1, progress=False)
 
 

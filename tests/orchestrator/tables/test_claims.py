@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.load import BENCHMARKS
 from ctvr.orchestrator.tables.claims import (
     FORGETTING,
@@ -133,7 +132,7 @@ def test_claims_on_images_need_a_stream_of_images():
     assert "msrvtt-10" in BENCHMARKS
     with refuses("--stream", where="--only bmu-images"):
         chosen(["bmu-images"])
-    with pytest.raises(ConfigError, match="claim 'camoe-dls' does not exist. Did you mean 'camoe-dsl'"):
+    with refuses("'camoe-dls'", "'camoe-dsl'"):
         chosen(["camoe-dls"])
 
 

@@ -10,6 +10,7 @@ import pytest
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.tracking.database import UNFINISHED, await_lock, ensure_whole, is_half_made
 from ctvr.orchestrator.tracking.relocate import follow_move
+from tests.refusing import refuses
 
 
 def write(file: Path, *statements: str) -> None:
@@ -101,5 +102,5 @@ def test_a_locked_file_is_waited_for_and_never_said_to_be_moved_away(tmp_path, c
 def test_a_database_that_cannot_be_written_is_one_line(tmp_path):
     file = tmp_path / "mlflow.db"
     file.write_bytes(b"no database" * 100)
-    with pytest.raises(ConfigError, match=r"mlflow\.db: file is not a database\. Move the file away"):
+    with refuses(where="mlflow.db"):
         follow_move(file)

@@ -12,6 +12,7 @@ from ctvr.orchestrator.jobs.run import train
 from ctvr.orchestrator.tracking import mirror
 from ctvr.orchestrator.tracking.mirror import Mirror, check_mirror
 from ctvr.orchestrator.tracking.run_record import metric_name
+from tests.refusing import refuses
 
 STUB = """
 import json
@@ -86,7 +87,7 @@ def test_hanging_mirror_blocks_nothing_and_counts_dropped_rows(tmp_path, monkeyp
 
 def test_a_missing_package_is_named_in_one_line_before_anything_is_trained(runs, manifest, monkeypatch):
     monkeypatch.setattr(mirror, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="tracking.mirror: trackio needs a package: pip install trackio"):
+    with refuses(where="tracking.mirror"):
         train({"method": "zero_shot", "stream": manifest, "tracking.mirror": "trackio"}, (), ExecutionConfig(runs=runs))
     assert not (runs / "mlflow.db").exists()
     with pytest.raises(ConfigError, match=r"tracking.mirror: .*'wandbb'"):

@@ -1,7 +1,6 @@
 """Runs read without MLflow equal those that its client reads from the same file."""
 
 import math
-import re
 import shutil
 import sqlite3
 import subprocess
@@ -15,6 +14,7 @@ from ctvr.orchestrator.tracking import tracker as tracking
 from ctvr.orchestrator.tracking.run_record import artifact_folder
 from ctvr.orchestrator.tracking.sqlite_records import SqliteRecords
 from ctvr.orchestrator.tracking.tracker import Tracker
+from tests.refusing import refuses
 
 
 @pytest.fixture(scope="module")
@@ -139,9 +139,8 @@ def test_a_value_of_another_type_is_named_in_one_line(tracker, tmp_path, change,
     if not said:
         assert len(values()) == 3
         return
-    with pytest.raises(ConfigError, match=re.escape(said)) as error:
+    with refuses(*said.replace(":", "").replace(",", "").split()):
         values()
-    assert "\n" not in str(error.value)
 
 
 def test_a_damaged_run_is_named_once_and_left_out_except_where_others_are_deleted(tracker, tmp_path, caplog):

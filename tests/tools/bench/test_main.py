@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusing import missing_from
 from tools.bench import __main__ as bench
 from tools.bench.service import Latency
 from tools.bench.timing import HotPath
@@ -12,10 +13,7 @@ from tools.bench.timing import HotPath
 
 def test_an_unknown_path_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["--only", "rankin"]) == 2
-    assert capsys.readouterr().err == (
-        "bench: --only rankin: is not a hot path. Did you mean 'ranking'? All: step, structalign, texts, tempme, "
-        "ranking, ranking-10000, xpool, store, decoding, cold, start, serve.\n"
-    )
+    assert not missing_from(capsys.readouterr().err, "--only", "rankin", "'ranking'", "serve")
 
 
 def test_a_path_becomes_a_row_below_the_description_of_the_machine(
