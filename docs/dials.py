@@ -21,7 +21,7 @@ matplotlib.use("agg")
 from matplotlib import pyplot as plt
 
 import ctvr
-from ctvr.orchestrator.synthetic.worlds_stream import DEFAULT, QUICK_PAIRS, QUICK_SETTINGS, SETTINGS, joined
+from ctvr.orchestrator.synthetic.worlds_stream import DEFAULT, QUICK_PAIRS, QUICK_SETTINGS, SETTINGS, name_stream
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 VALUES = {
@@ -40,7 +40,7 @@ Job = tuple[str, str, int]  # method, stream, seed
 def stream_of(dial: str, value: float) -> str:
     """Return the name of `worlds-5` with the pairs of `worlds-quick` and one dial at a value."""
     changed: dict[str, Any] = {"pairs": QUICK_PAIRS, dial: value}
-    return joined("worlds-5", replace(DEFAULT, **changed))
+    return name_stream("worlds-5", replace(DEFAULT, **changed))
 
 
 def measure(job: Job) -> list[float]:

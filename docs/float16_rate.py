@@ -12,7 +12,8 @@ import sys
 import torch
 
 from ctvr.methods.base import ParamGroup
-from ctvr.orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_learning_rates
+from ctvr.orchestrator.learning.training.optimizer import lr_factor, make_optimizer, set_learning_rates
+from ctvr.orchestrator.settings.optim_config import OptimConfig
 
 WEIGHTS, STEPS = 100_000, 700
 

@@ -1,6 +1,6 @@
 """The table of methods. Entries are strings, so that a module is imported only when its method is used.
 
-To add a method: its file, one line here, its entry in `search_spaces/`, `tests/methods/test_<name>.py`.
+To add a method: its file or folder, one line here, its entry in `search_spaces/`, `tests/methods/test_<name>.py`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ for each batch:
 A mixed pair has the video, category and number of words of the pair with the larger share.
 Difference: LUMP writes its memory during training; here pairs enter the reservoir when their task ends, so mixing
 starts with the second task. A mixed caption is encoded for the current task. Retrievers that rewrite captions before
-they read them (methods/lpi.py, and methods/camoe.py with sentences=rkw) need mix_level=feature.
+they read them (methods/lpi, and methods/camoe.py with sentences=rkw) need mix_level=feature.
 
 It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids. Tables therefore compare its
 rows with each other only (`keeps_videos`).

@@ -14,9 +14,10 @@ from the second task on. `links.*.drift` keeps D, d numbers a task. With weights
 The released program subtracts the drifts of all tasks from the queries of every task, the newest one too, and searches
 a corpus of one old model, for which that is right only if it is the first one (`subtract=all`). It leaves the length of
 the moved query as it is (`renormalize=false`): harmless for one corpus, but with videos of several ages in one ranking
-a shorter query lowers a whole task. In the worked example of tests/orchestrator/learning/test_index_age.py (three tasks
-of ten videos) R@1 in each task's own gallery is 60, 70, 70, as released 60, 60, 50; of all captions in all videos it is
-36.67, without renormalization 30.00, as released 26.67. Its file names and its constructor fail (AttributeError), and
+a shorter query lowers a whole task. In the worked example of
+tests/orchestrator/learning/evaluation/test_index_age.py (three tasks of ten videos) R@1 in each task's own gallery is
+60, 70, 70, as released 60, 60, 50; of all captions in all videos it is 36.67, without renormalization 30.00, as
+released 26.67. Its file names and its constructor fail (AttributeError), and
 each of several GPUs writes the drift of its own share; those are not imitated.
 """
 

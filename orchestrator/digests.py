@@ -75,19 +75,22 @@ def list_sources(package: str, root: Path = ROOT) -> list[Path]:
     return sorted((root / package).rglob("*.py"))
 
 
+def list_module_sources(name: str, package: str, root: Path = ROOT) -> list[Path]:
+    """Return the file `name` of a package, or every Python file of its folder `name`; empty if it has neither."""
+    file = root / package / f"{name}.py"
+    return [file] if file.is_file() else list_sources(f"{package}/{name}", root)
+
+
 def list_imported_sources(files: Iterable[Path], package: str, root: Path = ROOT) -> list[Path]:
-    """Return those of `files` directly in `package`, and all modules that they import, including lazy imports."""
-    todo, seen, found = list(files), set[Path](), set[Path]()
+    """Return `files` and all modules below `package` that they import, including lazy imports; folders as a whole."""
+    todo, seen = list(files), set[Path]()
     while todo:
         file = todo.pop()
-        if file in seen:
-            continue
-        seen.add(file)
-        if file.parent == root / package:
-            found.add(file)
-        names = _imported(file.read_text(encoding="utf-8"), f"ctvr.{package.replace('/', '.')}")
-        todo += [named for name in names if (named := root / package / f"{name}.py").is_file()]
-    return sorted(found)
+        if file not in seen:
+            seen.add(file)
+            names = _imported(file.read_text(encoding="utf-8"), f"ctvr.{package.replace('/', '.')}")
+            todo += [source for name in names for source in list_module_sources(name, package, root)]
+    return sorted(seen)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -16,11 +16,11 @@ from ctvr.orchestrator.cli.main import make_parser
 from ctvr.orchestrator.config import check_value
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.command import _check_words, parse_file_arguments
-from ctvr.orchestrator.learning.experiment import GROUPS, RunConfig
-from ctvr.orchestrator.learning.presets import get_method, presets_of
 from ctvr.orchestrator.on_ray.plan import SearchConfig
 from ctvr.orchestrator.on_ray.search_space import WHERE
 from ctvr.orchestrator.setting_groups import setting_names
+from ctvr.orchestrator.settings.experiment import GROUPS, RunConfig
+from ctvr.orchestrator.settings.presets import get_method, presets_of
 from ctvr.orchestrator.streams.load import BENCHMARKS, RENDERED
 from ctvr.orchestrator.tables.paper_items import find as find_item
 from ctvr.orchestrator.tables.presets import preset_names

@@ -25,6 +25,7 @@ PACKAGES = ("ctvr", *BELOW, "tools")
 FILES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
 TOP_FILES = 16  # python files directly in orchestrator/, at most
 MAX_LINES = 350
+MAX_LINES_OF_CLASS = 450  # of a file whose only definition is one class
 
 SANDBOX = ("ctvr", "sandbox")  # lies in ctvr/, since methods/ and orchestrator/ both need it; a package of its own
 GROUND = {
@@ -49,26 +50,39 @@ MAY: dict[str, set[str]] = {
     for package, words in {
         "ctvr": "cli jobs sweeps catalog execution retrieval streams methods",  # no package imports it
         # of the repository, not in the wheel; no package imports it
-        "tools": "serving retrieval jobs sweeps catalog execution on_ray tracking tables learning data "
-        "importers streams synthetic video store methods search_spaces",
+        "tools": "serving retrieval jobs sweeps catalog execution on_ray tracking tables learning.run "
+        "learning.training learning.evaluation settings data importers streams synthetic video "
+        "store methods search_spaces",
         "sweep": "cli ctvr",
-        "cli": "jobs sweeps catalog execution doctor importers streams tables tracking learning",
+        "cli": "jobs sweeps catalog execution doctor importers streams tables tracking settings",
         # synthetic: a video that the probe of `ctvr doctor --gpu` decodes
-        "jobs": "sweeps execution method_checks serving pages retrieval on_ray tables tracking learning "
+        "jobs": "sweeps execution method_checks serving pages retrieval on_ray tables tracking "
+        "learning.run learning.training learning.evaluation learning.record settings keys figures "
         "data streams synthetic video store methods",
-        "sweeps": "catalog execution method_checks on_ray tables tracking learning data streams store "
-        "methods search_spaces",
-        "catalog": "learning tables methods streams search_spaces",
-        "execution": "tracking learning streams store",
-        "on_ray": "tracking learning data streams video store methods",
+        "sweeps": "catalog execution method_checks on_ray tables tracking learning.run learning.evaluation "
+        "settings keys data streams store methods search_spaces",
+        "catalog": "learning.evaluation settings tables methods streams search_spaces",
+        "execution": "tracking streams store",
+        "on_ray": "tracking learning.run learning.training learning.record settings keys data streams video "
+        "store methods",
         "doctor": "on_ray tracking streams store methods sandbox",
-        "tables": "tracking streams methods search_spaces",
-        "tracking": "learning data streams methods",  # streams: the counts of a query's rank
+        "tables": "tracking streams methods search_spaces figures",
+        # streams: the counts of a query's rank
+        "tracking": "learning.run learning.training learning.evaluation learning.record settings figures data "
+        "streams methods",
         "serving": "pages retrieval streams methods",
         "pages": "retrieval tables streams video",
-        "retrieval": "learning data streams video store methods",
-        "method_checks": "learning data methods",  # data: the queries that an evaluation ranks
-        "learning": "data streams store methods",
+        "retrieval": "learning.run learning.evaluation data streams video store methods",
+        # data: the queries that an evaluation ranks
+        "method_checks": "learning.training learning.evaluation learning.record settings keys data methods",
+        "learning.run": "learning.training learning.evaluation learning.record settings keys data streams store "
+        "methods",
+        "learning.training": "learning.evaluation learning.record settings keys data streams store methods",
+        "learning.evaluation": "learning.record settings keys data streams store methods",
+        "learning.record": "keys data streams store methods",
+        "settings": "keys data streams store methods",
+        "keys": "data streams store methods",
+        "figures": "",
         "data": "streams video store methods sandbox",
         "importers": "data streams video",  # data: arrays of features
         "streams": "synthetic video",  # video: the endings of files
@@ -87,7 +101,7 @@ LIBRARIES: dict[str, set[str]] = {
         "ray": "on_ray search_spaces",
         "optuna": "on_ray",
         "mlflow": "tracking",
-        "matplotlib": "tracking",
+        "matplotlib": "figures",
         "fastapi": "serving",
         "starlette": "serving",
         "uvicorn": "serving",
@@ -98,7 +112,7 @@ LIBRARIES: dict[str, set[str]] = {
         "decord": "video",
         "torchcodec": "video",
         "open_clip": "methods learning method_checks tools",
-        "torch": "methods learning data on_ray jobs sweeps tracking retrieval method_checks tools",
+        "torch": "methods keys learning data on_ray jobs sweeps catalog tracking retrieval method_checks tools",
     }.items()
 }
 # Importing one of these loads neither torch nor what only a learner needs: a command answers, and a trial's driver
@@ -166,8 +180,15 @@ def module_of(file: Path) -> str:
 
 
 def package_of(file: Path) -> str:
+    """Return the package of a file; those in orchestrator/learning/ are `learning.run` and so on."""
     parts = file.relative_to(ROOT).with_suffix("").parts
+    if parts[:2] == ("orchestrator", "learning"):
+        return ".".join(parts[1:3])
     return parts[1] if parts[0] == "orchestrator" or parts[:2] == SANDBOX else parts[0]
+
+
+def top_package_of(file: Path) -> str:
+    return package_of(file).partition(".")[0]
 
 
 @cache
@@ -210,13 +231,13 @@ def test_a_library_is_imported_in_its_own_packages_only():
     strangers = [
         str(arrow)
         for arrow in every_arrow()
-        if package_of(arrow.file) not in LIBRARIES.get(arrow.module.partition(".")[0], {package_of(arrow.file)})
+        if top_package_of(arrow.file) not in LIBRARIES.get(arrow.module.partition(".")[0], {top_package_of(arrow.file)})
     ]
     assert strangers == []
 
 
 def test_every_package_is_listed_and_no_listed_package_is_gone():
-    folders = {package_of(file) for file in FILES} - {"__init__"}
+    folders = {package_of(file) for file in FILES} - {"__init__", "learning.__init__"}
     assert folders == set(MAY) | GROUND
 
 
@@ -253,17 +274,24 @@ def circle(needs: dict[str, set[str]]) -> list[str]:
     return next((found for name in sorted(needs) if (found := walk(name, []))), [])
 
 
+def max_lines_of(file: Path) -> int:
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    definitions = [node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    is_one_class = len(definitions) == 1 and isinstance(definitions[0], ast.ClassDef)
+    return MAX_LINES_OF_CLASS if is_one_class else MAX_LINES
+
+
 def test_file_sizes_names_and_places_follow_the_rules():
     """Few files are at the top, none is too long, and none has a meaningless name."""
     at_top = [file.name for file in FILES if file.parent == ROOT / "orchestrator"]
     assert len(at_top) <= TOP_FILES, at_top
-    lengths = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in FILES}
-    assert {str(file.relative_to(ROOT)) for file, lines in lengths.items() if lines > MAX_LINES} == KNOWN_LONG
+    long = {file for file in FILES if len(file.read_text(encoding="utf-8").splitlines()) > max_lines_of(file)}
+    assert {str(file.relative_to(ROOT)) for file in long} == KNOWN_LONG
     assert [file for file in FILES if file.stem in {"utils", "common", "helpers", "core", "misc"}] == []
     words = [
         file
         for file in FILES
-        if file.name == "__init__.py" and package_of(file) in MAY and "orchestrator" in file.parts
+        if file.name == "__init__.py" and package_of(file) != "__init__" and "orchestrator" in file.parts
     ]
     assert [str(file) for file in words if file.read_text().strip() and file.parent.name != "doctor"] == []
 

@@ -18,8 +18,8 @@ from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
 from ctvr.methods.base import Override, Recipe
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.digests import list_sources
-from ctvr.orchestrator.learning.presets import configured, get_method, presets_of
-from ctvr.orchestrator.learning.resolve import published
+from ctvr.orchestrator.settings.presets import configured, get_method, presets_of
+from ctvr.orchestrator.settings.resolve import published
 from ctvr.orchestrator.tables.paper_items import read as read_items
 from ctvr.orchestrator.tables.unpublished_settings import deviations, unpublished
 from ctvr.orchestrator.tables.verified import equals, grade_of, of_method

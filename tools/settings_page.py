@@ -11,9 +11,9 @@ from typing import Any, Literal
 from ctvr.methods import EVERY_METHOD
 from ctvr.methods.settings import EXACT, groups_of, settings_of, variants_with_settings
 from ctvr.orchestrator.config import Settings
-from ctvr.orchestrator.learning.experiment import GROUPS, RunConfig
-from ctvr.orchestrator.learning.presets import get_method
 from ctvr.orchestrator.on_ray.plan import SearchConfig
+from ctvr.orchestrator.settings.experiment import GROUPS, RunConfig
+from ctvr.orchestrator.settings.presets import get_method
 
 HEAD = "<!-- generated: python -m tools.reference_pages -->"
 

@@ -5,7 +5,7 @@ Its R@1 is that of a run of the protocol `ctvr` with `evaluation.reencode=100`.
 
 from __future__ import annotations
 
-from ctvr.orchestrator.learning.protocols import CTVR
+from ctvr.orchestrator.learning.evaluation.protocols import CTVR
 
 
 class FreshIndex(CTVR):

@@ -40,7 +40,7 @@ def _first_sentence(module: str) -> str:
 
 def all_names() -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """Return the names of methods, streams and presets, including tables. Imports all methods."""
-    from ctvr.orchestrator.learning.presets import presets_of
+    from ctvr.orchestrator.settings.presets import presets_of
     from ctvr.orchestrator.streams.load import BENCHMARKS, RENDERED
     from ctvr.orchestrator.tables.presets import preset_names
 

@@ -14,8 +14,8 @@ from typing import Any
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, plugins
 from ctvr.methods.settings import EXACT, groups_of, settings_of
 from ctvr.orchestrator.config import schema_of
-from ctvr.orchestrator.learning.experiment import GROUPS, RunConfig
-from ctvr.orchestrator.learning.presets import get_method, presets_of
+from ctvr.orchestrator.settings.experiment import GROUPS, RunConfig
+from ctvr.orchestrator.settings.presets import get_method, presets_of
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -101,8 +101,8 @@ def setting_names(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def _settings_of(method: str) -> list[str]:
-    from ctvr.orchestrator.learning.presets import get_method
-    from ctvr.orchestrator.learning.resolve import settings_of
+    from ctvr.orchestrator.settings.presets import get_method
+    from ctvr.orchestrator.settings.resolve import settings_of
 
     try:
         return list(settings_of(get_method(method)))
@@ -163,8 +163,8 @@ def _of_other_kind(error: ConfigError, runs: Path) -> ConfigError:
 def setting_mistakes(arguments: argparse.Namespace, method: str, stream: str) -> list[Mistake]:
     """Return all mistakes in the presets and settings of a run or sweep of a method ("": any). Imports torch."""
     from ctvr.orchestrator.cli.options import settings_of, split_commas
-    from ctvr.orchestrator.learning.presets import get_method, with_recipe
-    from ctvr.orchestrator.learning.resolve import resolve
+    from ctvr.orchestrator.settings.presets import get_method, with_recipe
+    from ctvr.orchestrator.settings.resolve import resolve
     from ctvr.orchestrator.streams.load import load_stream
     from ctvr.orchestrator.sweeps.preflight import forbid_seed
 

@@ -222,7 +222,7 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
     baselines = split_commas(BASELINES if arguments.baselines is None else arguments.baselines)
     check_methods(baselines)
     get_execution(arguments).check()
-    from ctvr.orchestrator.learning.presets import get_method, presets_of
+    from ctvr.orchestrator.settings.presets import get_method, presets_of
     from ctvr.orchestrator.sweeps.untrained import untrained_baselines
     from ctvr.orchestrator.tables.presets import known_tables
 
@@ -277,7 +277,7 @@ def run_table(arguments: argparse.Namespace, search: dict[str, Any], overrides: 
     request = request_table(arguments, search, overrides)
     get_execution(arguments).check()
     preflight(arguments, arguments.stream)
-    from ctvr.orchestrator.learning.resolve import named_in
+    from ctvr.orchestrator.settings.resolve import named_in
 
     with named_in(f"table {arguments.preset or 'of --vary'}"):
         return _start(request, arguments)

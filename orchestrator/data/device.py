@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
@@ -100,3 +102,17 @@ def memory_of(device: torch.device) -> Iterator[None]:
             "optim.activation_checkpointing=true (same results), precision=bf16, or a smaller data.batch_size with "
             "optim.accumulation_steps, which keeps the step. Torch's error: " + str(error).splitlines()[0][:150]
         ) from error
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Reset the peak memory of a GPU. No-op on a CPU, where the peak of a process cannot be reset."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    """Return the peak memory in 10^6 bytes: of tensors on a GPU since `reset_peak_memory`, else of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, kilobytes elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6

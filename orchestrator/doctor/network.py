@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ctvr.orchestrator.doctor.findings import Finding, Level
 from ctvr.orchestrator.on_ray.ray_paths import (
-    answers,
     cluster_address,
     cluster_file,
+    is_listening,
     temporary_folder,
     token_file,
     usable_folder,
@@ -28,10 +28,10 @@ def ray_state() -> Iterator[Finding]:
         yield Finding(
             "error", "Ray", "RAY_ADDRESS=auto, but this machine is in no cluster", "unset RAY_ADDRESS, or `ray start`"
         )
-    elif joins and wanted != "auto" and not answers(wanted, SECONDS):
+    elif joins and wanted != "auto" and not is_listening(wanted, SECONDS):
         remedy = "Start the cluster, correct the address, or unset RAY_ADDRESS to start one here."
         yield Finding("error", "Ray", f"nothing responds at RAY_ADDRESS={wanted}", remedy)
-    if known and not answers(known, SECONDS):
+    if known and not is_listening(known, SECONDS):
         level: Level = "error" if wanted == "auto" else "warning"
         text = f"{cluster_file()} names the cluster {known}, which no longer responds"
         yield Finding(level, "Ray", text, f"`ray stop`, or remove the file: rm {cluster_file()}")

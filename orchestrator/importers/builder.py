@@ -18,7 +18,7 @@ from ctvr.orchestrator.streams.captions import correct_encoding, decode_entities
 from ctvr.orchestrator.streams.check import check_stream
 from ctvr.orchestrator.streams.manifest import FORMAT, parse_manifest
 from ctvr.orchestrator.streams.stream import SPLITS, Stream, describe
-from ctvr.orchestrator.streams.videos import IMAGE_SUFFIXES, composed, video_stem
+from ctvr.orchestrator.streams.videos import IMAGE_SUFFIXES, normalize_name, video_stem
 from ctvr.orchestrator.video.endings import VIDEO_SUFFIXES, is_video_name
 
 Manifest = dict[str, Any]
@@ -51,7 +51,7 @@ class VideoFolder:
                     self.files.setdefault(key, path)
         for known in (self.files, self.frames):
             for key, path in list(known.items()):
-                known.setdefault(composed(key), path)
+                known.setdefault(normalize_name(key), path)
 
     def find(self, video: str) -> tuple[str, bool]:
         """Return (path below the folder, whether it is a clip cut to its segment); `<id>.mp4` if nothing exists.
@@ -62,7 +62,7 @@ class VideoFolder:
         numbered = f"video{stem}" if stem.isascii() and stem.isdigit() else stem
         places = ((self.files, video), (self.files, stem), (self.frames, stem))
         for known, key in (*places, (self.files, numbered), (self.frames, numbered)):
-            path = known.get(key) or known.get(composed(key))
+            path = known.get(key) or known.get(normalize_name(key))
             if path is not None:
                 return path, False
         if f"{stem}_1" in self.frames:

@@ -17,7 +17,7 @@ from ctvr.orchestrator.importers.builder import Manifest, items_of, write_manife
 from ctvr.orchestrator.importers.csv_table import ids_of, import_csv, read_table
 from ctvr.orchestrator.streams.manifest import parse_manifest
 from ctvr.orchestrator.streams.stream import describe
-from ctvr.orchestrator.streams.videos import composed, video_stem
+from ctvr.orchestrator.streams.videos import normalize_name, video_stem
 
 TEXTS = "texts.npz"
 _FEATURES = re.compile("feat|emb|vec|data|arr", re.IGNORECASE)
@@ -136,7 +136,7 @@ def _as_named(found: Arrays, names: list[str]) -> Arrays:
 
 
 def _bare(name: str) -> str:
-    stem = composed(video_stem(name.removeprefix("./")))
+    stem = normalize_name(video_stem(name.removeprefix("./")))
     return stem.removeprefix("video") if _NUMBERED.fullmatch(stem) else stem
 
 

@@ -15,9 +15,9 @@ from ctvr.orchestrator.data.imported_features import frame_source
 from ctvr.orchestrator.data.prepare import DecodeMissing, Prepared, decode_stream, passes
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
-from ctvr.orchestrator.learning.factory import load_clip
-from ctvr.orchestrator.learning.featurize import Featurize, featurize_here, featurize_stream
-from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run.factory import load_clip
+from ctvr.orchestrator.learning.run.featurize import Featurize, featurize_here, featurize_stream
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.store.gc import DAY, Garbage, by_kind, find_garbage, find_weights, remove_garbage
 from ctvr.orchestrator.store.store import Size, Store, size_of
 from ctvr.orchestrator.streams.load import is_embedded

@@ -184,7 +184,7 @@ def _content(key: str, runs: Sequence[RunRecord]) -> list[str]:
 
 def _split(settings: Mapping[str, Any]) -> tuple[Settings, Settings]:
     """Split settings into those that are part of a key, and those that do not affect results."""
-    from ctvr.orchestrator.learning.run_key import NON_IDENTITY_SETTINGS  # torch takes seconds to import
+    from ctvr.orchestrator.keys.run_key import NON_IDENTITY_SETTINGS  # torch takes seconds to import
 
     idle = {name: value for name, value in settings.items() if name in NON_IDENTITY_SETTINGS}
     return {name: value for name, value in settings.items() if name not in idle}, idle
@@ -216,7 +216,7 @@ def _short(value: str | None) -> str:
 
 def _today(key: str, run: RunRecord) -> str:
     """Describe whether the current code, weights and versions give the run's settings and stream the same key."""
-    from ctvr.orchestrator.learning.run_key import OF_PROTOCOL  # torch takes seconds to import
+    from ctvr.orchestrator.keys.run_key import OF_PROTOCOL  # torch takes seconds to import
     from ctvr.orchestrator.sweeps.comparison import experiment_of
 
     digest = run.tags.get("ctvr.stream_digest")
@@ -269,7 +269,7 @@ def _task_text(commit: Mapping[str, Any], store: Store, is_newest: bool) -> str:
     for name, word in (("stream/t2v/r1", "R@1"), (ACCURACY, "accuracy"), (ANSWERED, "accuracy")):
         if name in metrics:
             words.append(f"{word} {metrics[name]:.2f}")
-    from ctvr.orchestrator.learning.commits import objects_of  # torch takes seconds to import
+    from ctvr.orchestrator.learning.record.commits import objects_of  # torch takes seconds to import
 
     gone = [f"{kind}/{name}" for kind, name in objects_of(commit) if not store.has(kind, name)]
     if gone and not is_newest and all(each.startswith("weights/") for each in gone):

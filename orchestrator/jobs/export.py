@@ -23,9 +23,9 @@ from ctvr.orchestrator.data.prepare import prepare_stream
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.jobs.export_dataset import link_files, without_others
-from ctvr.orchestrator.learning.factory import load_clip
-from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run.factory import load_clip
 from ctvr.orchestrator.output_dir import create_output_dir, require_empty
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.streams.captions import cell_of
 from ctvr.orchestrator.streams.stream import Item, Stream, iter_items
 from ctvr.orchestrator.streams.videos import missing_videos

@@ -18,7 +18,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.find_model import find_run
 from ctvr.orchestrator.jobs.load_model import load
-from ctvr.orchestrator.learning.method_state import save_model
+from ctvr.orchestrator.learning.record.method_state import save_model
 from ctvr.orchestrator.output_dir import create_output_dir, require_empty
 from ctvr.orchestrator.tables.setting_diff import run_preprocessing
 from ctvr.orchestrator.tracking.run_record import RunRecord

@@ -17,7 +17,7 @@ from ctvr.orchestrator.errors import CtvrError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.interpreter import kernels
 from ctvr.orchestrator.jobs.run_text import next_text, result_text, runs_option
-from ctvr.orchestrator.learning.commits import Commits
+from ctvr.orchestrator.learning.record.commits import Commits
 from ctvr.orchestrator.streams.protocol_names import PROTOCOLS
 from ctvr.orchestrator.streams.stream import Stream, iter_items
 from ctvr.orchestrator.sweeps.trust import trust_text

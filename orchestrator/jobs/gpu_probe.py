@@ -34,7 +34,7 @@ from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.device import Precision
 from ctvr.orchestrator.data.prefetch import num_prefetch_threads
 from ctvr.orchestrator.jobs.step_timing import TimedLoop, noise_stream, train_on_noise
-from ctvr.orchestrator.learning.distributed import Workers
+from ctvr.orchestrator.learning.training.distributed import Workers
 from ctvr.orchestrator.on_ray.plan import join_uri
 from ctvr.orchestrator.store.packer import Packer
 from ctvr.orchestrator.store.store import Store

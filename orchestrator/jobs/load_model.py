@@ -10,12 +10,12 @@ from pathlib import Path
 from ctvr.orchestrator.errors import ConfigError, MissingObject
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.find_model import find_run, is_folder
-from ctvr.orchestrator.learning.commits import Commits
-from ctvr.orchestrator.learning.factory import TrainedModel, load_trained, restore_from_commits
-from ctvr.orchestrator.learning.gallery_files import read_gallery
-from ctvr.orchestrator.learning.presets import get_method
-from ctvr.orchestrator.learning.resolve import named_in, resolve
+from ctvr.orchestrator.learning.record.commits import Commits
+from ctvr.orchestrator.learning.record.gallery_files import read_gallery
+from ctvr.orchestrator.learning.run.factory import TrainedModel, load_trained, restore_from_commits
 from ctvr.orchestrator.retrieval.model import Block, Model
+from ctvr.orchestrator.settings.presets import get_method
+from ctvr.orchestrator.settings.resolve import named_in, resolve
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.manifest import read_json

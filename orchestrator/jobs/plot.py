@@ -10,7 +10,7 @@ from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.load_model import load, load_task_checkpoints
-from ctvr.orchestrator.pages.frames import draw_attention, draw_expert_weights, draw_merges, written
+from ctvr.orchestrator.pages.frames import draw_attention, draw_expert_weights, draw_merges, encode_pictures
 from ctvr.orchestrator.retrieval.attention import attention_maps, expert_weights, merges, score_matrices
 from ctvr.orchestrator.retrieval.drift import text_drift
 from ctvr.orchestrator.retrieval.model import Model, videos_of
@@ -81,11 +81,11 @@ def _draw(
     items = _items(model, among)[:count]
     names = [f"{item.video}: {item.captions[0]}" if item.captions else item.video for item in items]
     if kind == "merges":
-        return written(draw_merges(merges(model, items), names), form)
+        return encode_pictures(draw_merges(merges(model, items), names), form)
     if kind == "gates":
         frames, weights = expert_weights(model, items)
-        return written(draw_expert_weights(frames.numpy(), weights, names), form)
-    return written(draw_attention(attention_maps(model, items, block), names), form)
+        return encode_pictures(draw_expert_weights(frames.numpy(), weights, names), form)
+    return encode_pictures(draw_attention(attention_maps(model, items, block), names), form)
 
 
 def _items(model: Model, among: Sequence[Path]) -> tuple[Item, ...]:
@@ -97,16 +97,16 @@ def _items(model: Model, among: Sequence[Path]) -> tuple[Item, ...]:
 
 
 def _scores(model: Model, count: int, form: str) -> bytes:
-    from ctvr.orchestrator.tracking.figures import draw_scores, in_form
+    from ctvr.orchestrator.figures.figures import draw_scores, to_bytes
 
     plain, calibrated, names = score_matrices(model, max(count, 2))
     title = f"{model.method}: the first caption of each of {len(names)} videos, and these videos"
     panels = {"scores": plain.tolist(), "calibrated": calibrated.tolist()}
-    return in_form(draw_scores(panels, title), form)
+    return to_bytes(draw_scores(panels, title), form)
 
 
 def _drift(name: str, execution: ExecutionConfig, count: int, form: str) -> bytes:
-    from ctvr.orchestrator.tracking.figures import draw_drift, in_form
+    from ctvr.orchestrator.figures.figures import draw_drift, to_bytes
 
     found = text_drift(load_task_checkpoints(name, execution), count)
     tasks, queries = found.points.shape[:2]
@@ -115,4 +115,4 @@ def _drift(name: str, execution: ExecutionConfig, count: int, form: str) -> byte
         "mean cosine to their features after task 1"
     )
     labels = [f"after task {number} ({cosine:.3f})" for number, cosine in enumerate(found.cosines, 1)]
-    return in_form(draw_drift(found.points, found.others, labels, title, f"queries of task {tasks}"), form)
+    return to_bytes(draw_drift(found.points, found.others, labels, title, f"queries of task {tasks}"), form)

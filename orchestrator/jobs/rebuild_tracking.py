@@ -8,7 +8,7 @@ from typing import Any
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError, MissingObject
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.learning.commits import Commits
+from ctvr.orchestrator.learning.record.commits import Commits
 from ctvr.orchestrator.on_ray.plan import read_plan
 from ctvr.orchestrator.on_ray.plan_places import OPTIONS, require_given
 from ctvr.orchestrator.output_dir import is_name

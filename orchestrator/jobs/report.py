@@ -10,7 +10,7 @@ from pathlib import Path
 from ctvr.orchestrator import memo
 from ctvr.orchestrator.errors import ConfigError, CtvrError, MissingObject
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.learning.commits import Commits, digest_of_commit
+from ctvr.orchestrator.learning.record.commits import Commits, digest_of_commit
 from ctvr.orchestrator.on_ray.plan import NUMBER, names_of
 from ctvr.orchestrator.pages.forgetting import ANCHOR, LostQuery, ModelHistory, lost_names
 from ctvr.orchestrator.pages.html import check_page, write_page
@@ -240,7 +240,7 @@ def _winners(
     if not lost:
         return []
     from ctvr.orchestrator.jobs.load_model import load_task  # imports torch
-    from ctvr.orchestrator.learning.protocols import protocol_of  # imports torch
+    from ctvr.orchestrator.learning.evaluation.protocols import protocol_of  # imports torch
 
     model = load_task(run, execution, stream, len(stream.tasks))
     # Normalised scores depend on all queries; otherwise only the lost queries are encoded

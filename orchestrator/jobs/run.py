@@ -17,12 +17,12 @@ from ctvr.orchestrator.errors import ConfigError, CtvrError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.jobs.finished import FINISHED, question_of
 from ctvr.orchestrator.jobs.run_text import next_text, result_text, runs_option, start_text, time_left, warning_of
-from ctvr.orchestrator.learning.commits import RunState
-from ctvr.orchestrator.learning.experiment import Experiment
-from ctvr.orchestrator.learning.factory import check_backbone
-from ctvr.orchestrator.learning.presets import get_method
-from ctvr.orchestrator.learning.resolve import check_domain, resolve
-from ctvr.orchestrator.learning.run import check_streams, execute
+from ctvr.orchestrator.learning.record.run_state import RunState
+from ctvr.orchestrator.learning.run.execute import check_streams, execute
+from ctvr.orchestrator.learning.run.factory import check_backbone
+from ctvr.orchestrator.settings.experiment import Experiment
+from ctvr.orchestrator.settings.presets import get_method
+from ctvr.orchestrator.settings.resolve import check_domain, resolve
 from ctvr.orchestrator.streams.load import is_embedded
 from ctvr.orchestrator.streams.metric_names import progress_text
 from ctvr.orchestrator.streams.stream import Stream

@@ -16,7 +16,7 @@ from ctvr.orchestrator.streams.metric_names import GAIN
 from ctvr.orchestrator.streams.stream import Stream
 
 if TYPE_CHECKING:
-    from ctvr.orchestrator.learning.experiment import Experiment
+    from ctvr.orchestrator.settings.experiment import Experiment
     from ctvr.orchestrator.tracking.tracker import Tracker
 
 WIDTH = 110  # characters of a line

@@ -14,11 +14,11 @@ from ctvr.methods.base import Method
 from ctvr.orchestrator.data.batches import StreamData
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.device import Precision, set_determinism
-from ctvr.orchestrator.learning.commits import Commits
-from ctvr.orchestrator.learning.distributed import Workers
-from ctvr.orchestrator.learning.evaluation_config import EvaluationConfig
-from ctvr.orchestrator.learning.loop import Loop, LoopConfig
-from ctvr.orchestrator.learning.optimizer import OptimConfig
+from ctvr.orchestrator.learning.record.commits import Commits
+from ctvr.orchestrator.learning.training.distributed import Workers
+from ctvr.orchestrator.learning.training.loop import Loop, LoopConfig
+from ctvr.orchestrator.settings.evaluation_config import EvaluationConfig
+from ctvr.orchestrator.settings.optim_config import OptimConfig
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Batch, Method
 from ctvr.orchestrator.errors import ContractViolation
-from ctvr.orchestrator.learning.method_state import PretrainedSnapshot, load_state, trained_state
-from ctvr.orchestrator.learning.optimizer import freeze_except, make_optimizer, set_learning_rates
-from ctvr.orchestrator.learning.step import total_of
+from ctvr.orchestrator.learning.record.method_state import PretrainedSnapshot, load_state, trained_state
+from ctvr.orchestrator.learning.training.optimizer import freeze_except, make_optimizer, set_learning_rates
+from ctvr.orchestrator.learning.training.step import total_of
 from ctvr.orchestrator.method_checks.subject import (
     FRAMES,
     OPTIM,

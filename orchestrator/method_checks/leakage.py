@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ctvr.methods.base import Batch, Method
 from ctvr.orchestrator.errors import ContractViolation
-from ctvr.orchestrator.learning.method_state import clone_trained_state
+from ctvr.orchestrator.learning.record.method_state import clone_trained_state
 from ctvr.orchestrator.method_checks.subject import FRAMES, TASKS, Subject, equal, features, learn, store_gallery
 from ctvr.orchestrator.method_checks.tiny_models import RegeneratedPairs, make_batch
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ctvr.orchestrator.learning.foreign_code import Closure
+from ctvr.orchestrator.keys.foreign_code import Closure
 
 _CODE = (".py", ".pyc", ".so", ".pyd")
 _opened: list[str] | None = None  # None: nothing is recorded

@@ -20,10 +20,10 @@ import torch
 from ctvr.methods.base import Method
 from ctvr.orchestrator.config import select_prefix
 from ctvr.orchestrator.errors import ContractViolation
-from ctvr.orchestrator.learning.presets import presets_of
 from ctvr.orchestrator.method_checks.subject import Subject, features, learn, store_gallery
 from ctvr.orchestrator.method_checks.tiny_models import LAYERS, WIDTH
 from ctvr.orchestrator.setting_groups import variants_of
+from ctvr.orchestrator.settings.presets import presets_of
 
 Trace = tuple[str, ...]
 COUNTS, IDLE, REFUSED = "counts", "idle", "refused"

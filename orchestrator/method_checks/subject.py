@@ -15,13 +15,10 @@ from torch import Tensor
 from ctvr.methods import find_method
 from ctvr.methods.base import Batch, Method, PairSource
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.learning.distributed import all_parameters_used, require_gradients
-from ctvr.orchestrator.learning.experiment import Experiment
-from ctvr.orchestrator.learning.method_state import finish_task
-from ctvr.orchestrator.learning.optimizer import OptimConfig, freeze_except, make_optimizer
-from ctvr.orchestrator.learning.presets import get_method
-from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.learning.step import take_step, total_of
+from ctvr.orchestrator.learning.record.method_state import finish_task
+from ctvr.orchestrator.learning.training.distributed import all_parameters_used, require_gradients
+from ctvr.orchestrator.learning.training.optimizer import freeze_except, make_optimizer
+from ctvr.orchestrator.learning.training.step import take_step, total_of
 from ctvr.orchestrator.method_checks.tiny_models import (
     EMBED_DIM,
     LAYERS,
@@ -30,6 +27,10 @@ from ctvr.orchestrator.method_checks.tiny_models import (
     make_small_clip,
     make_task,
 )
+from ctvr.orchestrator.settings.experiment import Experiment
+from ctvr.orchestrator.settings.optim_config import OptimConfig
+from ctvr.orchestrator.settings.presets import get_method
+from ctvr.orchestrator.settings.resolve import resolve
 
 TASKS, FRAMES, PAIRS = 3, 4, 8
 OPTIM = OptimConfig(lr_scale=20.0)

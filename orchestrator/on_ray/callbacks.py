@@ -123,7 +123,7 @@ class TrialMonitor(tune.Callback):
             say(f"the cluster now has resources for {concurrent} concurrent trials", with_time=True)
 
     def _say_who_stands_still(self, trials: list[Any]) -> None:
-        """Print messages of workers about stalled workers of their trial (learning/pulse.py)."""
+        """Print messages of workers about stalled workers of their trial (learning/training/pulse.py)."""
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
             return

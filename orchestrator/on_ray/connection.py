@@ -38,9 +38,9 @@ from ctvr.orchestrator.on_ray.memory import free_memory, record_free_memory
 from ctvr.orchestrator.on_ray.nodes import await_nodes, await_sources
 from ctvr.orchestrator.on_ray.plan import TrialPlan
 from ctvr.orchestrator.on_ray.ray_paths import (
-    answers,
     cluster_address,
     cluster_file,
+    is_listening,
     temporary_folder,
     token_file,
     usable_folder,
@@ -156,7 +156,7 @@ def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool
     """Join a cluster and return whether that succeeded. A cluster that the user did not name may no longer exist."""
     bind_to_loopback(False)
     record_free_memory(None)
-    if not is_asked and not answers(cluster_address(), 10):  # Ray would retry for minutes
+    if not is_asked and not is_listening(cluster_address(), 10):  # Ray would retry for minutes
         return False
     variables = {**environment, **{name: f"{environment[name]},${{NO_PROXY}}" for name in EXCEPTIONS}}  # + the node's
     variables = {name: value for name, value in variables.items() if name not in _job_variables()}

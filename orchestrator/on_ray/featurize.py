@@ -13,7 +13,7 @@ from ctvr.methods import trust, trusted
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.data.device import require_gpu
 from ctvr.orchestrator.errors import StoreError
-from ctvr.orchestrator.learning.featurize import Featurize, Featurizer, Progress
+from ctvr.orchestrator.learning.run.featurize import Featurize, Featurizer, Progress
 from ctvr.orchestrator.on_ray.decode import check_nodes
 from ctvr.orchestrator.on_ray.map_blocks import Columns, map_blocks, num_blocks
 from ctvr.orchestrator.store.paths import RunPaths

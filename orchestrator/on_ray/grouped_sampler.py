@@ -1,6 +1,6 @@
 """Optuna sampler for groups of trials with equal settings of their first task, which is then trained once per group.
 
-Task-prefix reuse (learning/prefix_reuse.py) adopts tasks of a run that has read the same values so far, which never
+Task-prefix reuse (keys/prefix_reuse.py) adopts tasks of a run that has read the same values so far, which never
 happens if all settings are drawn again for each trial. Here one trial of a group, its leader, is sampled freely. The
 others share its values of the settings that task 1 reads; only those read later (`later=True` of search_spaces) are
 drawn again. The points that are tried first lead the first groups. A trial's position in its group follows from its

@@ -279,7 +279,7 @@ def run_name(plan: TrialPlan, config: Mapping[str, Any]) -> str:
 
 
 def still_note(name: str) -> str:
-    """Return the key-value key for the message about a run's stalled worker (learning/pulse.py)."""
+    """Return the key-value key for the message about a run's stalled worker (learning/training/pulse.py)."""
     return f"ctvr-still-{name}"
 
 

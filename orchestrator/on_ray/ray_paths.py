@@ -73,7 +73,7 @@ def cluster_address() -> str:
     return ""
 
 
-def answers(address: str, seconds: float) -> bool:
+def is_listening(address: str, seconds: float) -> bool:
     """Return whether a process listens at HOST:PORT (with or without ray://; port 6379 by default)."""
     host, _, port = address.rpartition("://")[2].partition("?")[0].rpartition(":")
     if not port.isdigit():

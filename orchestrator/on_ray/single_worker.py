@@ -35,7 +35,7 @@ def run_single_worker(work: TrialWork) -> None:
     Raises:
         TrialFailed: for any error, in one line; the traceback is in this process's log.
     """
-    from ctvr.orchestrator.learning.distributed import Workers
+    from ctvr.orchestrator.learning.training.distributed import Workers
 
     os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = SECONDS_TO_STOP  # read when the next trial starts
     try:

@@ -73,8 +73,8 @@ class Resolve:
     space: SearchSpace
 
     def __call__(self, point: Mapping[str, Any]) -> Settings:
-        from ctvr.orchestrator.learning.resolve import resolve  # loads torch
-        from ctvr.orchestrator.learning.run_key import NON_IDENTITY_SETTINGS
+        from ctvr.orchestrator.keys.run_key import NON_IDENTITY_SETTINGS
+        from ctvr.orchestrator.settings.resolve import resolve  # loads torch
 
         full = {**self.plan.settings, **point, "workers": self.plan.workers}
         made = resolve(full, self.space.stream, self.plan.presets).settings

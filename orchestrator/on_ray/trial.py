@@ -36,7 +36,7 @@ from ctvr.orchestrator.redaction import redact_error
 if TYPE_CHECKING:
     import torch
 
-    from ctvr.orchestrator.learning.pulse import Pulse
+    from ctvr.orchestrator.learning.training.pulse import Pulse
 
 # Attempts to start a group of workers, each of at most RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S; nodes of a cluster may
 # join and leave meanwhile
@@ -47,14 +47,14 @@ STEP_HOURS = 0.5  # time limit of a collective within a step
 
 def train_loop_per_worker(config: dict[str, Any]) -> None:
     """Run one worker of a Ray Train run; report once for each finished task."""
-    from ctvr.orchestrator.learning.distributed import Workers, patient_group
-    from ctvr.orchestrator.learning.pulse import meet
+    from ctvr.orchestrator.learning.training.distributed import Workers, patient_group
+    from ctvr.orchestrator.learning.training.pulse import start_heartbeats
 
     work: TrialWork = config["work"]
     context = ray.train.get_context()
     rank, size, note = context.get_world_rank(), context.get_world_size(), still_note(work.name)
     patient = patient_group(work.plan.patience)
-    pulse = meet(rank, size, patient, partial(kv_put, note))
+    pulse = start_heartbeats(rank, size, patient, partial(kv_put, note))
     try:
         run_trial(work, Workers(rank, size, _device(work.plan), patient), ray.train.report)
     except Exception as error:

@@ -27,7 +27,7 @@ from ctvr.orchestrator.addresses import named_addresses
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.digests import source_digest
 from ctvr.orchestrator.errors import TrialFailed
-from ctvr.orchestrator.learning.foreign_code import digest_plugins
+from ctvr.orchestrator.keys.foreign_code import digest_plugins
 from ctvr.orchestrator.on_ray.callbacks import (
     BracketMonitor,
     ConcurrencyController,

@@ -21,9 +21,10 @@ from ctvr.orchestrator.on_ray.plan import TrialPlan
 if TYPE_CHECKING:
     from ctvr.methods.base import Method, Task
     from ctvr.orchestrator.data.batches import StreamData
-    from ctvr.orchestrator.learning.commits import Commits, RunState
-    from ctvr.orchestrator.learning.distributed import Workers
-    from ctvr.orchestrator.learning.experiment import Experiment
+    from ctvr.orchestrator.learning.record.commits import Commits
+    from ctvr.orchestrator.learning.record.run_state import RunState
+    from ctvr.orchestrator.learning.training.distributed import Workers
+    from ctvr.orchestrator.settings.experiment import Experiment
 
 Tell = Callable[[dict[str, Any]], None]  # receives a row of metrics for each finished task
 
@@ -63,10 +64,10 @@ def run_trial(work: TrialWork, workers: Workers, tell: Tell) -> None:
     Raises:
         CtvrError: for wrong settings, unreadable data or non-finite losses.
     """
-    from ctvr.orchestrator.learning.epoch_state import EpochReports
-    from ctvr.orchestrator.learning.resolve import resolve
-    from ctvr.orchestrator.learning.run import execute
+    from ctvr.orchestrator.learning.run.execute import execute
+    from ctvr.orchestrator.learning.training.epoch_state import EpochReports
     from ctvr.orchestrator.redaction import hide_secrets
+    from ctvr.orchestrator.settings.resolve import resolve
     from ctvr.orchestrator.streams.load import load_stream
 
     hide_secrets()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from ctvr.orchestrator.tables.table import Table
-from ctvr.orchestrator.tables.table_figures import curved, looks
+from ctvr.orchestrator.tables.table_figures import choose_styles, select_curves
 
 STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)  # between ticks, in percent
 MARKERS = (  # circle, square, triangle, diamond
@@ -21,7 +21,7 @@ DASHES = {"-": "", "--": ' stroke-dasharray="6 3"', ":": ' stroke-dasharray="2 3
 
 def curves_html(table: Table) -> str:
     """Plot R@1 (or accuracy) after each task, a line for each row, as inline SVG with its legend."""
-    rows = curved(table)
+    rows = select_curves(table)
     if not rows:
         return ""
     width, height, left, bottom = 460, 270, 48, 44
@@ -49,7 +49,7 @@ def curves_html(table: Table) -> str:
         f"{escape(table.measured)} (%)</text>"
     )
     legend = []
-    for index, (row, (hue, drawn)) in enumerate(zip(rows, looks(rows))):
+    for index, (row, (hue, drawn)) in enumerate(zip(rows, choose_styles(rows))):
         colour, dash = f"var(--c{hue})", DASHES[drawn]
         points = [place(step, mean) for step, mean, _ in row.curve]
         line = " ".join(f"{x},{y}" for x, y in points)

@@ -87,7 +87,7 @@ def merged_patches(frames: np.ndarray, tokens: np.ndarray, rows: int) -> np.ndar
     return flat.reshape(cells.shape).swapaxes(2, 3).reshape(frames.shape)
 
 
-def written(pictures: Sequence[Image.Image], form: str) -> bytes:
+def encode_pictures(pictures: Sequence[Image.Image], form: str) -> bytes:
     """Encode pictures, one below the other, as "png" or "pdf"; the bytes depend only on the pictures."""
     width, height = max(each.width for each in pictures), sum(each.height for each in pictures)
     whole, top = Image.new("RGB", (width, height), "white"), 0

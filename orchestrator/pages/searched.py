@@ -41,7 +41,7 @@ class SearchedSetting:
 
     def __str__(self) -> str:
         if self.values:
-            return ", ".join(map(shortened, self.values))
+            return ", ".join(map(round_number, self.values))
         text = f"{self.low:.3g} to {self.high:.3g}" + (" (log scale)" if self.is_log else "")
         return text if self.is_known else f"{text}, as tried"
 
@@ -88,7 +88,7 @@ class SearchedSpace:
         return trial.tasks == self.last_task and math.isfinite(trial.value)
 
 
-def shortened(value: str) -> str:
+def round_number(value: str) -> str:
     """Round a number to three digits; return other values unchanged."""
     try:
         return f"{float(value):.3g}"
@@ -138,7 +138,7 @@ def _chart(setting: SearchedSetting, space: SearchedSpace, ticks: Sequence[float
     ends = ends or [(str(setting.low), 0.0, "start"), (str(setting.high), 1.0, "end")]
     for value, share, anchor in ends:
         x = round(LEFT + share * (right - LEFT), 1)
-        text = escape(shortened(value))
+        text = escape(round_number(value))
         parts.append(f'<text x="{x}" y="{HEIGHT - 6}" text-anchor="{anchor}">{text}</text>')
     said = []
     for trial in sorted(space.trials, key=lambda each: each.is_winner):  # the winner is drawn last
@@ -149,7 +149,7 @@ def _chart(setting: SearchedSetting, space: SearchedSpace, ticks: Sequence[float
                 y = 8 + (high - trial.value) / (high - low) * (floor - 8)
             parts.append(_point(trial.kind, round(x, 1), round(y, 1)))
             kind = "on the front" if space.is_front and trial.is_winner else trial.kind
-            said.append(f"{shortened(value)} {trial.result} {kind}")
+            said.append(f"{round_number(value)} {trial.result} {kind}")
     alt = escape(f"{setting.name}, {setting}; tried: {'; '.join(said) or 'nothing'}", quote=True)
     return (
         f'<figure class="card"><figcaption><b>{escape(setting.name)}</b><br><small>{escape(str(setting))}</small>'
@@ -179,7 +179,7 @@ def _trials(space: SearchedSpace) -> str:
     rows = "".join(
         f"<tr{' class=winner' * trial.is_winner}><td>{escape(trial.number)}{' ★' * trial.is_winner}</td>"
         f"<td>{escape(trial.state)}</td><td>{trial.result}</td>"
-        + "".join(f'<td class="more">{escape(shortened(trial.settings.get(name, "")))}</td>' for name in names)
+        + "".join(f'<td class="more">{escape(round_number(trial.settings.get(name, "")))}</td>' for name in names)
         + "</tr>"
         for trial in ordered
     )

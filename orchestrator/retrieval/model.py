@@ -25,11 +25,11 @@ from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.device import autocast_for, set_determinism
 from ctvr.orchestrator.data.frames import Broken, FrameSource
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.learning.encode_videos import encode_in_blocks
-from ctvr.orchestrator.learning.evaluate import all_scores, encode_for_task
-from ctvr.orchestrator.learning.factory import TrainedModel
-from ctvr.orchestrator.learning.ranking import score_reader, topk
-from ctvr.orchestrator.learning.tiled_scorer import TiledScorer, offsets
+from ctvr.orchestrator.learning.evaluation.encode_videos import encode_in_blocks
+from ctvr.orchestrator.learning.evaluation.evaluate import all_scores, encode_for_task
+from ctvr.orchestrator.learning.evaluation.ranking import score_reader, topk
+from ctvr.orchestrator.learning.evaluation.tiled_scorer import TiledScorer, offsets
+from ctvr.orchestrator.learning.run.factory import TrainedModel
 from ctvr.orchestrator.retrieval.checks import check_query
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask

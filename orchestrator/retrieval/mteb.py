@@ -26,7 +26,7 @@ from ctvr.orchestrator.data.batches import StreamData
 from ctvr.orchestrator.data.frames import frames_of
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.learning.encode_videos import encode_in_blocks
+from ctvr.orchestrator.learning.evaluation.encode_videos import encode_in_blocks
 from ctvr.orchestrator.retrieval.model import Model
 
 

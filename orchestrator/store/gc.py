@@ -29,7 +29,7 @@ from ctvr.orchestrator.store.store import Entry, Size, Store, size_of
 DAY = 24 * 3600.0
 USES = "uses"
 FILES = "files"  # digests of a stream's files (data/file_digests.py)
-PAUSES = "pauses"  # states of runs between two epochs (learning/epoch_state.py)
+PAUSES = "pauses"  # states of runs between two epochs (learning/training/epoch_state.py)
 OF_RUNS = ("commits", PAUSES)  # kinds of records whose keys begin with the key of a run
 _AGEING = (*OF_RUNS, USES, FILES)  # kinds of records that can be removed by age
 _COLLECTED = re.compile(  # kinds of arrays that are removed if no record names them; others stay

@@ -1,6 +1,6 @@
 """Names of protocols: ours, and those of other installed packages (entry points `ctvr.protocols`).
 
-Only names are read here, without importing a package; the classes are in learning/protocols.py.
+Only names are read here, without importing a package; the classes are in learning/evaluation/protocols.py.
 """
 
 from __future__ import annotations

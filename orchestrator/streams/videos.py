@@ -40,9 +40,9 @@ class VideoPlaces:
         folder, names = known
         if name in names:
             return folder + names[name]
-        stem = composed(video_stem(name))
+        stem = normalize_name(video_stem(name))
         others = (stem + end for suffix in VIDEO_SUFFIXES for end in (suffix, suffix.upper()))
-        found = next((names[other] for other in (composed(name), *others, stem) if other in names), name)
+        found = next((names[other] for other in (normalize_name(name), *others, stem) if other in names), name)
         return folder + found
 
     def _list(self, below: str) -> tuple[str, dict[str, str]]:
@@ -50,7 +50,7 @@ class VideoPlaces:
         return os.path.join(folder, ""), by_name(os.listdir(folder)) if os.path.isdir(folder) else {}
 
 
-def composed(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Return a name in Unicode's form NFC (accented letters as one character)."""
     return unicodedata.normalize("NFC", name)
 
@@ -58,7 +58,7 @@ def composed(name: str) -> str:
 def by_name(names: Iterable[str]) -> dict[str, str]:
     """Return a dictionary that maps each name and its NFC form to the name."""
     exact = {name: name for name in names}
-    return {composed(name): name for name in exact} | exact
+    return {normalize_name(name): name for name in exact} | exact
 
 
 def video_stem(name: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.learning.resolve import named_in, stored_capabilities
+from ctvr.orchestrator.settings.resolve import named_in, stored_capabilities
 from ctvr.orchestrator.streams.metric_names import ACCURACY, ANSWERED
 from ctvr.orchestrator.sweeps.comparison import compare
 from ctvr.orchestrator.tables.footnotes import method_of

@@ -24,7 +24,7 @@ from ctvr.orchestrator.tables.table import LEVEL, Difference
 from ctvr.orchestrator.tracking.run_record import RunRecord
 
 if TYPE_CHECKING:
-    from ctvr.orchestrator.learning.experiment import Experiment
+    from ctvr.orchestrator.settings.experiment import Experiment
 
 RECOMMENDED = "recommended"
 GAINED = "ctvr.gained"  # tag of reruns
@@ -41,7 +41,7 @@ def last_value(run: RunRecord, key: str) -> float:
 
 def experiment_of(run: RunRecord) -> Experiment:
     """Return the configuration of a complete trial from its MLflow record."""
-    from ctvr.orchestrator.learning.resolve import named_in, resolve  # imports torch
+    from ctvr.orchestrator.settings.resolve import named_in, resolve  # imports torch
 
     presets = [name for name in run.tags.get("ctvr.presets", "").split(",") if name]
     typed = {
@@ -55,7 +55,7 @@ def is_trained(run: RunRecord) -> bool:
     """Return whether a complete run trained anything, and so depends on its seed."""
 
     def compute() -> bool:
-        from ctvr.orchestrator.learning.run import has_training  # imports torch
+        from ctvr.orchestrator.learning.run.execute import has_training  # imports torch
 
         return has_training(experiment_of(run))
 

@@ -18,10 +18,10 @@ from ctvr.orchestrator.console import say
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import RunsFailed
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.learning.experiment import Experiment
-from ctvr.orchestrator.learning.resolve import with_values
-from ctvr.orchestrator.learning.run import has_training
+from ctvr.orchestrator.learning.run.execute import has_training
 from ctvr.orchestrator.on_ray.plan import SearchConfig
+from ctvr.orchestrator.settings.experiment import Experiment
+from ctvr.orchestrator.settings.resolve import with_values
 from ctvr.orchestrator.sweeps import mlflow_notes
 from ctvr.orchestrator.sweeps.comparison import RECOMMENDED, ConfirmationResult, experiment_of
 from ctvr.orchestrator.sweeps.front import FrontResult, front_of

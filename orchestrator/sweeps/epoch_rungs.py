@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.on_ray.plan import SearchConfig, rungs
+from ctvr.orchestrator.settings.experiment import Experiment
 
 
 def epochs_compared(search: SearchConfig, experiment: Experiment, num_tasks: int, space: Container[str]) -> int:

@@ -24,7 +24,7 @@ from ctvr.orchestrator.tables.table import LEVEL
 from ctvr.orchestrator.tracking.run_record import RunRecord
 
 if TYPE_CHECKING:
-    from ctvr.orchestrator.learning.experiment import Experiment
+    from ctvr.orchestrator.settings.experiment import Experiment
 
 WORDS = {metric: word for word, (metric, _) in OBJECTIVES.items()}  # metric -> its heading
 UNCONFIRMED = "on the Pareto front of the search, not confirmed"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ctvr.orchestrator.errors import CtvrError
-from ctvr.orchestrator.learning.experiment import Experiment
+from ctvr.orchestrator.settings.experiment import Experiment
 from ctvr.orchestrator.tables.setting_diff import provenance_of
 from ctvr.orchestrator.tracking.run_record import as_text
 from ctvr.orchestrator.tracking.tracker import Tracker

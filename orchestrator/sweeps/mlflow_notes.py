@@ -12,8 +12,8 @@ from typing import Any
 
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.learning.resolve import stored_capabilities
 from ctvr.orchestrator.on_ray.plan import GAIN, NUMBER, SearchConfig
+from ctvr.orchestrator.settings.resolve import stored_capabilities
 from ctvr.orchestrator.streams.metric_names import ACCURACY, ANSWERED, FORGETTING
 from ctvr.orchestrator.sweeps.best import promote
 from ctvr.orchestrator.sweeps.comparison import last_value

@@ -16,16 +16,16 @@ from ctvr.orchestrator.config import Settings, build
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError, UntrustedCode
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.learning.cost import sizes_only
-from ctvr.orchestrator.learning.experiment import Experiment
-from ctvr.orchestrator.learning.factory import load_clip
-from ctvr.orchestrator.learning.presets import get_method
-from ctvr.orchestrator.learning.protocols import protocol_of
-from ctvr.orchestrator.learning.resolve import check_domain, named_in, resolve
-from ctvr.orchestrator.learning.run import check_streams
+from ctvr.orchestrator.learning.evaluation.cost import sizes_only
+from ctvr.orchestrator.learning.evaluation.protocols import protocol_of
+from ctvr.orchestrator.learning.run.execute import check_streams
+from ctvr.orchestrator.learning.run.factory import load_clip
 from ctvr.orchestrator.on_ray.plan import SEARCHED, SearchConfig, brackets_for
 from ctvr.orchestrator.on_ray.search import count_listed, count_trials
 from ctvr.orchestrator.on_ray.search_space import within
+from ctvr.orchestrator.settings.experiment import Experiment
+from ctvr.orchestrator.settings.presets import get_method
+from ctvr.orchestrator.settings.resolve import check_domain, named_in, resolve
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps.planned_search import PlannedSearch, plan_search
 from ctvr.orchestrator.sweeps.preflight import check_request, check_table

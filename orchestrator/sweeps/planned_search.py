@@ -9,13 +9,13 @@ from ctvr.methods.base import Override
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.learning.experiment import Experiment
-from ctvr.orchestrator.learning.presets import preset_settings, presets_of
-from ctvr.orchestrator.learning.resolve import resolve, with_values
-from ctvr.orchestrator.learning.run import check_streams
+from ctvr.orchestrator.learning.run.execute import check_streams
 from ctvr.orchestrator.on_ray.plan import SearchConfig
 from ctvr.orchestrator.on_ray.search import override_space
 from ctvr.orchestrator.on_ray.search_space import Condition, SearchSpace, parse_condition, parse_values, within
+from ctvr.orchestrator.settings.experiment import Experiment
+from ctvr.orchestrator.settings.presets import preset_settings, presets_of
+from ctvr.orchestrator.settings.resolve import resolve, with_values
 from ctvr.orchestrator.streams.metric_names import COSTS
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps.epoch_rungs import epochs_compared

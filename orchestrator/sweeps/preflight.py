@@ -133,9 +133,9 @@ def check_settings(method: str, settings: Mapping[str, Any], space: Sequence[str
     Raises:
         ConfigError: with the name of the setting.
     """
-    from ctvr.orchestrator.learning.experiment import GROUPS, RunConfig
-    from ctvr.orchestrator.learning.presets import get_method
-    from ctvr.orchestrator.learning.resolve import settings_of
+    from ctvr.orchestrator.settings.experiment import GROUPS, RunConfig
+    from ctvr.orchestrator.settings.presets import get_method
+    from ctvr.orchestrator.settings.resolve import settings_of
 
     cls = get_method(method)
     groups: dict[str, Any] = {**GROUPS, "method": cls.Config}

@@ -10,10 +10,10 @@ from ctvr.orchestrator.data.batches import check_pairs
 from ctvr.orchestrator.data.prepare import passes, prepare_stream
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.learning.experiment import Experiment
-from ctvr.orchestrator.learning.factory import load_tower
-from ctvr.orchestrator.learning.run import data_of, source_of, splits_of, zero_shot_curve
-from ctvr.orchestrator.learning.run_key import frames_digest
+from ctvr.orchestrator.keys.run_key import frames_digest
+from ctvr.orchestrator.learning.run.execute import data_of, source_of, splits_of, zero_shot_curve
+from ctvr.orchestrator.learning.run.factory import load_tower
+from ctvr.orchestrator.settings.experiment import Experiment
 from ctvr.orchestrator.streams.stream import Stream
 
 

@@ -19,10 +19,10 @@ from ctvr.orchestrator.console import say
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError, RunsFailed
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.learning.experiment import Experiment
-from ctvr.orchestrator.learning.presets import get_method, presets_of
-from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.on_ray.plan import names_of, read_plan
+from ctvr.orchestrator.settings.experiment import Experiment
+from ctvr.orchestrator.settings.presets import get_method, presets_of
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps import mlflow_notes
 from ctvr.orchestrator.sweeps.comparison import RECOMMENDED, ConfirmationResult, experiment_of

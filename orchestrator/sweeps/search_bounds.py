@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.learning.experiment import Experiment
-from ctvr.orchestrator.learning.factory import load_clip
+from ctvr.orchestrator.learning.run.factory import load_clip
 from ctvr.orchestrator.on_ray.search import choices
 from ctvr.orchestrator.on_ray.search_space import Condition
+from ctvr.orchestrator.settings.experiment import Experiment
 from ctvr.orchestrator.sweeps.search_spaces import depth_settings, upper_bounds
 
 

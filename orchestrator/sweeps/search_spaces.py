@@ -17,11 +17,11 @@ from ctvr.methods.base import Override, Recipe
 from ctvr.methods.settings import EXACT, Setting, groups_of, settings_of, variants_with_settings
 from ctvr.orchestrator.config import Settings, flatten
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.learning.experiment import GROUPS
-from ctvr.orchestrator.learning.presets import configured, get_method, presets_of, with_recipe
-from ctvr.orchestrator.learning.resolve import published
 from ctvr.orchestrator.on_ray.plan import GAIN, SEARCHED
 from ctvr.orchestrator.on_ray.search_space import Condition
+from ctvr.orchestrator.settings.experiment import GROUPS
+from ctvr.orchestrator.settings.presets import get_method, presets_of, with_recipe
+from ctvr.orchestrator.settings.resolve import published
 from ctvr.orchestrator.streams.stream import Stream
 
 _DEFAULTS: dict[str, Any] = {"FIXED": {}, "METRIC": GAIN, "MODE": "max", "CONDITIONS": {}}
@@ -91,7 +91,7 @@ def preset_text(name: str, preset: str) -> str:
     values = presets_of(name).get(preset, {})
     sources = values.sources if isinstance(values, Recipe) else {}
     unsaid = "our default: not given by its recipe" if isinstance(values, Recipe) else ""
-    release = values.release if isinstance(values, Recipe) else f"methods/{configured(name, ())[0]}.py"
+    release = values.release if isinstance(values, Recipe) else get_method(name).__module__
     differing = [key for key in chosen if chosen[key] != recommended.get(key)]
     width = min(48, max([len(f"{key}={chosen[key]}") for key in differing] or [0]))
     lines = [f"{name}, preset {preset}: {release}", "", "different from the recommended settings (in brackets)"]
@@ -112,9 +112,9 @@ def cost_text(tasks: int | None = None) -> str:
 
     Given a number of tasks, return the table of the bytes that methods keep after them instead.
     """
-    from ctvr.orchestrator.learning import cost, growth
+    from ctvr.orchestrator.catalog import cost_table, growth
 
-    return cost.cost_table() if tasks is None else growth.growth_table(tasks)
+    return cost_table.cost_table() if tasks is None else growth.growth_table(tasks)
 
 
 def search_space(method: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:

@@ -22,7 +22,7 @@ from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
-    from ctvr.orchestrator.learning.experiment import Experiment
+    from ctvr.orchestrator.settings.experiment import Experiment
 
 SPACE = "ctvr.space"  # tag of a sweep's parent run: the searched space as JSON
 FIRST_SEED, FIRST_CONFIRMATION = 1, 1001
@@ -126,8 +126,8 @@ def expand_seeds(found: Sequence[Rerun], seeds: int, workers: int, used: frozens
 
     `used` are the seeds of the trials that were compared, which are skipped.
     """
-    from ctvr.orchestrator.learning.resolve import with_values  # imports torch, which a page does not need
-    from ctvr.orchestrator.learning.run import has_training
+    from ctvr.orchestrator.learning.run.execute import has_training
+    from ctvr.orchestrator.settings.resolve import with_values  # imports torch, which a page does not need
 
     fresh_ones = fresh_seeds(seeds, used)
     runs: dict[str, Rerun] = {}
@@ -145,7 +145,7 @@ def expand_task_orders(runs: Sequence[Rerun], orders: int) -> list[Rerun]:
     Raises:
         ConfigError: for fewer than one order.
     """
-    from ctvr.orchestrator.learning.resolve import with_values
+    from ctvr.orchestrator.settings.resolve import with_values
 
     if orders < 1:
         raise ConfigError(f"--task-orders: must be >= 1, got {orders}. Write 1 for the stream's own order only.")

@@ -17,13 +17,13 @@ from ctvr.orchestrator.config import Settings, build
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError, Interrupted
 from ctvr.orchestrator.execution import ExecutionConfig, absolute
-from ctvr.orchestrator.learning.experiment import Experiment
-from ctvr.orchestrator.learning.factory import check_backbone
+from ctvr.orchestrator.learning.run.factory import check_backbone
 from ctvr.orchestrator.on_ray.capacity import choose_gpus, no_gpu_text
 from ctvr.orchestrator.on_ray.connection import check_local, cluster
 from ctvr.orchestrator.on_ray.memory import worker_bytes
 from ctvr.orchestrator.on_ray.plan import Capacity, SearchOutcome, TrialPlan, join_uri
 from ctvr.orchestrator.on_ray.plan_places import OPTIONS, require_given
+from ctvr.orchestrator.settings.experiment import Experiment
 from ctvr.orchestrator.sweeps.preflight import check_hours
 from ctvr.orchestrator.tracking.server import default_uri
 from ctvr.orchestrator.tracking.tracker import Tracker

@@ -14,13 +14,13 @@ from dataclasses import asdict, replace
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import Interrupted, RunsFailed
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
-from ctvr.orchestrator.learning.resolve import named_in
 from ctvr.orchestrator.on_ray.capacity import capacity, final_concurrency
 from ctvr.orchestrator.on_ray.plan import SearchOutcome, TrialPlan, read_plan, write_plan
 from ctvr.orchestrator.on_ray.search import describe_space
 from ctvr.orchestrator.on_ray.search_space import RowPlan, SearchSpace
 from ctvr.orchestrator.on_ray.tune import can_resume, run_rows
 from ctvr.orchestrator.output_dir import check_name
+from ctvr.orchestrator.settings.resolve import named_in
 from ctvr.orchestrator.sweeps import mlflow_notes
 from ctvr.orchestrator.sweeps.claims import RERUN, ClaimTable, judge_table
 from ctvr.orchestrator.sweeps.comparison import ConfirmationResult, experiment_of

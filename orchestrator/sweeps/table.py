@@ -165,7 +165,7 @@ def printed_settings(row: PublishedRow) -> Settings:
 
 
 def _resolved(method: str, recommended: Settings, presets: Sequence[str], given: Settings) -> Settings:
-    from ctvr.orchestrator.learning.resolve import published  # imports torch
+    from ctvr.orchestrator.settings.resolve import published  # imports torch
 
     return published(method, recommended, presets, given).settings
 
@@ -185,7 +185,7 @@ def _paper_settings(method: str, benchmark: str) -> Settings | None:
     recommended = of_benchmark(benchmark)
 
     def compute() -> Settings:
-        from ctvr.orchestrator.learning.presets import presets_of  # imports torch
+        from ctvr.orchestrator.settings.presets import presets_of  # imports torch
 
         wanted = str(recommended.get("preset", "paper"))
         return _resolved(method, recommended, (wanted if wanted in presets_of(method) else "paper",), {})

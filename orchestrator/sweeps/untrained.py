@@ -12,10 +12,10 @@ from dataclasses import replace
 from torch import Tensor
 
 from ctvr.orchestrator.config import Settings
-from ctvr.orchestrator.learning.experiment import Experiment
-from ctvr.orchestrator.learning.presets import UNTRAINED, get_method
-from ctvr.orchestrator.learning.resolve import published
 from ctvr.orchestrator.method_checks.own_score import is_among, own_scores
+from ctvr.orchestrator.settings.experiment import Experiment
+from ctvr.orchestrator.settings.presets import UNTRAINED, get_method
+from ctvr.orchestrator.settings.resolve import published
 from ctvr.orchestrator.tables.presets import TableRow
 
 NOTE = "our control: {names} before any training, evaluated by its own score"

@@ -59,7 +59,7 @@ def _differing(run: RunRecord, entry: Verified, part: str) -> list[str]:
 
 def _code(entry: Verified) -> dict[str, dict[str, str]]:
     """Return the settings of a preset, defaults included, that change the forward pass or the loss, by part."""
-    from ctvr.orchestrator.learning.resolve import published  # imports torch
+    from ctvr.orchestrator.settings.resolve import published  # imports torch
 
     found: dict[str, dict[str, str]] = {"forward": {}, "loss": {}, "recipe": {}}
     try:
@@ -81,7 +81,7 @@ def _listed(found: Sequence[str]) -> str:
 def _preset(entry: Verified) -> dict[str, Any]:
     """Return the recipe of an entry with its release and the settings that it leaves to us; {} if there is none."""
     from ctvr.methods.base import Recipe  # imports torch
-    from ctvr.orchestrator.learning.presets import presets_of
+    from ctvr.orchestrator.settings.presets import presets_of
 
     try:
         found = presets_of(entry.method).get(entry.preset)

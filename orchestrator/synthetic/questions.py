@@ -30,12 +30,12 @@ def render_questions(root: Path, videos: bool = True) -> dict[str, Any]:
                 del item["twin"]
                 scene = scenes[item["path"].partition("/")[2]]
                 assert isinstance(scene, Scene)
-                questions = asked(scene)
+                questions = make_questions(scene)
                 item["captions"], item["answers"] = list(questions), list(questions.values())
     return manifest | {"name": NAME, "protocol": "qa", "settings": dict(SETTINGS)}
 
 
-def asked(scene: Scene) -> dict[str, str]:
+def make_questions(scene: Scene) -> dict[str, str]:
     """Return the questions of a scene with their answers; if an attribute changes, ask about the other object."""
     category = CATEGORIES[scene.category]
     of_colour = scene.other if category.motion == "recolour" else scene.main

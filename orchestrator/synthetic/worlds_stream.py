@@ -72,7 +72,7 @@ def split_dials(name: str) -> tuple[str, Dials]:
         raise ConfigError(f"{name}: {error}", "stream") from error
 
 
-def joined(name: str, dials: Dials) -> str:
+def name_stream(name: str, dials: Dials) -> str:
     """Return the name of a stream with those dials that differ from their defaults, in a fixed order."""
     changed = {dial: value for dial, value in asdict(dials).items() if value != getattr(DEFAULT, dial)}
     return "_".join([name, *(f"{dial}{value:g}" for dial, value in changed.items())])
@@ -89,7 +89,7 @@ def render_worlds(
     if num_tasks not in TASK_COUNTS:
         counts = ", ".join(f"worlds-{count}" for count in TASK_COUNTS)
         raise ConfigError(f"worlds-{num_tasks} does not exist", "stream", remedy=f"Write one of: {counts}.")
-    folder = Path(root) / joined(f"worlds-v{VERSION}-seed{seed}", dials)
+    folder = Path(root) / name_stream(f"worlds-v{VERSION}-seed{seed}", dials)
     plans = [plan(index, dials, seed) for index in range(num_tasks)]
     for start in range(0, num_tasks, TOGETHER) if videos else ():
         clips = [clip for made in plans[start : start + TOGETHER] for _, clip, _ in made]
@@ -101,7 +101,7 @@ def render_worlds(
         for split in SPLITS:
             task[split] = [{**item, "path": f"{base}/{clip.path}"} for key, clip, item in made if key == split]
         tasks.append(task)
-    name = joined(f"worlds-{num_tasks}", dials)
+    name = name_stream(f"worlds-{num_tasks}", dials)
     return {"format": 1, "name": name, "protocol": "ctvr", "tasks": tasks, "settings": dict(SETTINGS)}
 
 
@@ -131,7 +131,7 @@ def _plan_split(
     key, count = DRAWN[split]
     count = dials.pairs if split == "train" else count
     twins = round(dials.motion * count / 2)
-    more = joined("", dials)  # other dials give other videos
+    more = name_stream("", dials)  # other dials give other videos
     for number in range(count - twins):
         directions = (False, True) if number < twins else (number % 2 == 1,)
         scene, captions = _new_scene([seed, 200 + index, key, number], index, directions, dials, used)

@@ -1,6 +1,6 @@
 """Columns on the age of the stored index: R@1 after re-encoding, the gap to it with intervals, and the cost.
 
-The metrics are those of `evaluation.reencode` and `evaluation.unlearned_tasks` (learning/index_age.py,
+The metrics are those of `evaluation.reencode` and `evaluation.unlearned_tasks` (learning/evaluation/index_age.py,
 docs/protocol.md). A table shows these columns if a run measured them; none is bold and none is compared.
 """
 

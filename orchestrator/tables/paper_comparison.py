@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.tables.index_age import age_columns, age_values
 from ctvr.orchestrator.tables.paper_numbers import PublishedRow, with_paper
-from ctvr.orchestrator.tables.setting_diff import CVLM_BACKBONE, differences, listed
+from ctvr.orchestrator.tables.setting_diff import CVLM_BACKBONE, differences, format_differences
 from ctvr.orchestrator.tables.setting_diff import footnote as difference_note
 from ctvr.orchestrator.tables.table import Column, Row, Value
 from ctvr.orchestrator.tables.table_columns import ORACLE, PRINTED, SCALE, TWINS
@@ -88,7 +88,7 @@ def with_differences(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
         noted.append(replace(row, marks=(*row.marks, note)) if note else row)
     what = {row.differs_from for row in rows}
     named = what.pop() if len(what) == 1 else "its paper"
-    return noted, [SHARED.format(what=named, settings=", ".join(listed(shared)))] if shared else []
+    return noted, [SHARED.format(what=named, settings=", ".join(format_differences(shared)))] if shared else []
 
 
 def more_columns(rows: Sequence[Row], printed: Sequence[str]) -> list[Column]:

@@ -14,7 +14,7 @@ A preset is a JSON file, from `orchestrator/tables/table_presets` or from the us
 
 A row's name is unique in its table: a method, `method:preset,preset`, a configuration with its own name
 (`tvr_plus_cl`), or any text if `method` and `presets` are given. Its presets are changes on top of the recipe that the
-stream recommends, or begin with another recipe (see learning/resolve.py). Settings of one row take precedence over
+stream recommends, or begin with another recipe (see settings/resolve.py). Settings of one row take precedence over
 those of all rows, those for a stream over those for every stream, and the user's over both. `on` and `only` contain
 patterns (`shapes-*`) of a stream's name or of its published benchmark.
 """

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ctvr.orchestrator.figures.plots import Line, Panel, Scale
 from ctvr.orchestrator.tables.setting_diff import of_data
 from ctvr.orchestrator.tables.table import Row, Table, Value
 from ctvr.orchestrator.tables.unpublished_settings import at_most
-from ctvr.orchestrator.tracking.plots import Line, Panel, Scale
 
 
 def sensitivity(table: Table, name: str) -> list[Panel]:

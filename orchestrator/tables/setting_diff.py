@@ -83,7 +83,7 @@ def is_equal(a: str, b: str) -> bool:
         return a == b
 
 
-def listed(found: Mapping[str, tuple[str, str]]) -> list[str]:
+def format_differences(found: Mapping[str, tuple[str, str]]) -> list[str]:
     """Format each difference as `optim.lr 1e-05 (paper 1e-06)`."""
     return [f"{name} {ours or 'none'} (paper {papers or 'none'})" for name, (ours, papers) in found.items()]
 
@@ -95,7 +95,7 @@ def footnote(found: Mapping[str, tuple[str, str]], what: str = "its paper", is_r
     """
     if not found:
         return ""
-    texts = listed(found)
+    texts = format_differences(found)
     more = f", and {len(texts) - SHOWN} more settings (CSV, column differs)" if len(texts) > SHOWN else ""
     return f"{'also ' * is_rest}differs from {what} in: {', '.join(texts[:SHOWN])}{more}"
 

@@ -1,6 +1,6 @@
 """Figures of a table, drawn from its rows only. docs/figures.md describes each.
 
-Matrices of a row: write.py; styling: tracking/plots.py.
+Matrices of a row: write.py; styling: figures/plots.py.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from ctvr.orchestrator.figures.plots import Line, Panel, Scale
+from ctvr.orchestrator.figures.styles import LineName, styles_of
 from ctvr.orchestrator.tables.curves import OWN, changes
 from ctvr.orchestrator.tables.index_age import reencoding_curve, share_curve
 from ctvr.orchestrator.tables.sensitivity import line_of, sensitivity
 from ctvr.orchestrator.tables.table import Row, Table, Value, competes
-from ctvr.orchestrator.tracking.plots import Line, Panel, Scale
-from ctvr.orchestrator.tracking.styles import LineName, styles_of
 
 Drawing = tuple[str, str, list[Panel]]  # suffix of the file name, title after the stream's name, panels
 Cost = tuple[str, Scale, Callable[[Row], float]]  # label of the axis, and the value of a row
@@ -28,14 +28,14 @@ GEOMETRY = {
 }
 
 
-def looks(rows: Sequence[Row]) -> list[tuple[int, LineName]]:
+def choose_styles(rows: Sequence[Row]) -> list[tuple[int, LineName]]:
     """Return the colour and line style of each row in the figures."""
     styles = styles_of([(row.label, row.method) for row in rows])
     found = [styles[row.label, row.method] for row in rows]
     return [(style.hue, style.line) for style in found]
 
 
-def drawings(table: Table) -> list[Drawing]:
+def list_drawings(table: Table) -> list[Drawing]:
     """Return every figure for which the rows have the numbers."""
     found = [(name, title.replace("R@1", table.measured), make(table)) for name, (title, make) in FIGURES.items()]
     found += [
@@ -44,7 +44,7 @@ def drawings(table: Table) -> list[Drawing]:
     return [each for each in found if each[2]]
 
 
-def curved(table: Table) -> list[Row]:
+def select_curves(table: Table) -> list[Row]:
     """Return the rows to plot as R@1 after each task; empty if no row has several tasks."""
     rows = [row for row in table.rows if row.curve]
     return rows if any(len(row.curve) > 1 for row in rows) else []
@@ -52,7 +52,7 @@ def curved(table: Table) -> list[Row]:
 
 def _curves(table: Table) -> list[Panel]:
     """Plot R@1 after each task: fig. 6 of CTVR, fig. 4 of StructAlign."""
-    lines = [Line(row.label, row.method, row.curve) for row in curved(table)]
+    lines = [Line(row.label, row.method, row.curve) for row in select_curves(table)]
     return [Panel("tasks learned", f"{table.measured} (%)", lines)] if lines else []
 
 

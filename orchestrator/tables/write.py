@@ -76,12 +76,12 @@ def _write_figures(figures: Iterable[tuple[Any, ...]], folder: Path, are_wanted:
 
 
 def _write_figure(files: Sequence[Path], draw: str, *of: Any) -> list[bytes]:
-    from ctvr.orchestrator.tracking import figures, plots  # matplotlib takes a second to import
+    from ctvr.orchestrator.figures import figures, plots  # matplotlib takes a second to import
 
     figure = (plots.draw if draw == "draw" else getattr(figures, draw))(*of)
     contents = []
     for file in files:
-        contents.append(figures.in_form(figure, file.suffix.removeprefix(".")))
+        contents.append(figures.to_bytes(figure, file.suffix.removeprefix(".")))
         figure.set_layout_engine(None)  # laid out once for all formats
         publish(file, contents[-1])
     return contents
@@ -89,10 +89,10 @@ def _write_figure(files: Sequence[Path], draw: str, *of: Any) -> list[bytes]:
 
 def _figures(tables: Sequence[Table]) -> Iterator[tuple[Any, ...]]:
     """Yield every figure: the stem of its files, the function of tracking/ that draws it, and the arguments."""
-    from ctvr.orchestrator.tables.table_figures import drawings, mean_cost
+    from ctvr.orchestrator.tables.table_figures import list_drawings, mean_cost
 
     for table in tables:
-        for what, title, panels in drawings(table):
+        for what, title, panels in list_drawings(table):
             yield f"{_slug(table.stream)}_{what}", "draw", panels, f"{table.stream}: {title}"
         yield from _figures_of_rows(table, _slug(table.stream))
     if len(tables) > 1 and (panels := mean_cost(tables)):

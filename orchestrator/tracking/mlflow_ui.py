@@ -18,7 +18,7 @@ from ctvr.orchestrator.tracking.internals import KIND, NOTE, TRAINING, VIEW, VIE
 
 if TYPE_CHECKING:
     from ctvr.orchestrator.data.batches import StreamData
-    from ctvr.orchestrator.learning.experiment import Experiment
+    from ctvr.orchestrator.settings.experiment import Experiment
 
 NAME = "ctvr.name"
 OUR_VIEW = f"{VIEW}ctvr"  # tag of an experiment: columns of its table of runs, and their widths

@@ -281,7 +281,7 @@ class Sender:
         self.client.log_text(run_id, message["text"], message["name"])
 
     def _send_heatmap(self, run_id: str, message: Message) -> None:
-        from ctvr.orchestrator.tracking import figures  # matplotlib takes a second to import
+        from ctvr.orchestrator.figures import figures  # matplotlib takes a second to import
 
         folder, _, name = message["name"].rpartition("/")
         with tempfile.TemporaryDirectory() as temporary:

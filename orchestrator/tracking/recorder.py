@@ -12,15 +12,16 @@ from ctvr.methods.base import Method, Task
 from ctvr.methods.layers.transfer import trim_padding
 from ctvr.orchestrator.data.batches import StreamData
 from ctvr.orchestrator.digests import canonical
-from ctvr.orchestrator.learning.budget import budget
-from ctvr.orchestrator.learning.commits import Commits, RunState
-from ctvr.orchestrator.learning.cost import measure, query_cost
-from ctvr.orchestrator.learning.epoch_timing import training_costs
-from ctvr.orchestrator.learning.experiment import Experiment
-from ctvr.orchestrator.learning.gallery_files import save_gallery
-from ctvr.orchestrator.learning.method_state import save_model
-from ctvr.orchestrator.learning.protocols import protocol_of
-from ctvr.orchestrator.learning.run import has_training
+from ctvr.orchestrator.learning.evaluation.cost import measure, query_cost
+from ctvr.orchestrator.learning.evaluation.protocols import protocol_of
+from ctvr.orchestrator.learning.record.commits import Commits
+from ctvr.orchestrator.learning.record.gallery_files import save_gallery
+from ctvr.orchestrator.learning.record.method_state import save_model
+from ctvr.orchestrator.learning.record.run_state import RunState
+from ctvr.orchestrator.learning.run.execute import has_training
+from ctvr.orchestrator.learning.training.budget import budget
+from ctvr.orchestrator.learning.training.epoch_timing import training_costs
+from ctvr.orchestrator.settings.experiment import Experiment
 from ctvr.orchestrator.streams.query_rank import Rank
 from ctvr.orchestrator.tracking.left import open_or_take_up
 from ctvr.orchestrator.tracking.mirror import Mirror
@@ -178,7 +179,7 @@ class Recorder:
         found = {name: matrix.double().cpu().tolist() for name, matrix in method.similarities().items()}
         if not found:
             return
-        from ctvr.orchestrator.tracking import figures  # matplotlib takes a second to import
+        from ctvr.orchestrator.figures import figures  # matplotlib takes a second to import
 
         self.tracker.log_json(self.run_id, "similarity.json", found)
         figure = figures.draw_similarities(found, f"{self.name}: cosines among categories")

@@ -18,7 +18,15 @@ import numpy as np
 from ctvr.orchestrator.errors import ConfigError, IndexDisagrees, VideoError
 from ctvr.orchestrator.video.container import keep_the_rest
 from ctvr.orchestrator.video.counting import REORDERED, frames_in_order
-from ctvr.orchestrator.video.index import Index, Limits, Watch, check_size, frame_seconds, opened, translate_av_errors
+from ctvr.orchestrator.video.index import (
+    Index,
+    Limits,
+    Watch,
+    check_size,
+    frame_seconds,
+    open_video,
+    translate_av_errors,
+)
 from ctvr.orchestrator.video.sampling import SLACK
 from ctvr.orchestrator.video.upright import display_matrix, upright
 
@@ -93,7 +101,7 @@ def _walk(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Wa
         IndexDisagrees: if a frame is not the next one in the index.
     """
     pts = index.pts
-    with opened(path, index.container) as (file, stream):
+    with open_video(path, index.container) as (file, stream):
         if limits.strict:  # report damaged data instead of guessing the missing pixels
             checks = "crccheck+buffer+explode" if index.codec in _STUFFED else "crccheck+bitstream+buffer+explode"
             stream.codec_context.options = {"err_detect": checks}

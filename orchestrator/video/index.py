@@ -133,7 +133,7 @@ def translate_av_errors(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def opened(path: Path, container: str, **options: str) -> Iterator[tuple[Any, Any]]:
+def open_video(path: Path, container: str, **options: str) -> Iterator[tuple[Any, Any]]:
     """Open the file in PyAV (local files only, one thread) and yield it with its main video stream.
 
     Raises:
@@ -163,7 +163,7 @@ def read_index(path: Path, limits: Limits, watch: Watch) -> Index:
     if missing and limits.strict and not is_of_media_alone(missing):
         raise VideoError(str(path), missing)
     try:
-        with opened(path, container) as (file, stream):
+        with open_video(path, container) as (file, stream):
             found = _read_packets(path, container, file, stream, limits, watch)
             declared, rate, base = stream.frames, stream.average_rate, float(stream.time_base)
             codec, width, height = _picture(stream)
@@ -191,7 +191,7 @@ def count_index(path: Path, container: str, why: str, limits: Limits, watch: Wat
     """
     watch.hint = f"; {why}, so all of it is decoded. {convert(path)} makes a video with an index"
     pts: list[int | None] = []
-    with opened(path, container) as (file, stream):
+    with open_video(path, container) as (file, stream):
         codec, width, height = _picture(stream)
         for frame in frames_in_order(file, stream, limits.strict):
             pts.append(None if container in _RAW else frame.dts if container in _PLACED else frame.pts)
@@ -259,7 +259,7 @@ def _read_packets(path: Path, container: str, file: Any, stream: Any, limits: Li
 
 def _check_samples(path: Path, container: str, declared: int) -> None:
     """Reject an MP4 with samples beyond the end of the file, except samples that its edit list excludes."""
-    with opened(path, container, ignore_editlist="1") as (file, stream):
+    with open_video(path, container, ignore_editlist="1") as (file, stream):
         count = sum(bool(packet.size) for packet in file.demux(stream))
     if count < declared:
         raise VideoError(str(path), f"is cut short: it has {count} of {declared} declared frames. Fetch it again")

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctvr.orchestrator.data.batches import StreamData
-from ctvr.orchestrator.learning.commits import objects_of
-from ctvr.orchestrator.learning.loop import Loop
+from ctvr.orchestrator.learning.record.commits import objects_of
+from ctvr.orchestrator.learning.training.loop import Loop
 from ctvr.orchestrator.store.store import Store
 from tests.chaos.cases import TASKS
 from tests.chaos.lifecycle import (

@@ -22,10 +22,11 @@ from torch import Tensor
 from ctvr.methods.base import Method
 from ctvr.orchestrator.data.batches import StreamData
 from ctvr.orchestrator.digests import digest_of
-from ctvr.orchestrator.learning.commits import MEASURED, Commits, RunState
-from ctvr.orchestrator.learning.epoch_timing import CLIPS, MEMORY, WAIT
-from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.learning.record.commits import Commits
+from ctvr.orchestrator.learning.record.run_state import MEASURED, RunState
+from ctvr.orchestrator.learning.run.execute import RunPaths, execute
+from ctvr.orchestrator.learning.training.epoch_timing import CLIPS, MEMORY, WAIT
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.tracking.recorder import Recorder
 from ctvr.orchestrator.tracking.server import new_client
@@ -238,4 +239,4 @@ def quiet(folder: Path) -> None:
     import open_clip  # noqa: F401  (seconds, once for all children; as MLflow in the next line)
 
     new_client(NOWHERE)
-    from ctvr.orchestrator.tracking import figures  # noqa: F401
+    from ctvr.orchestrator.figures import figures  # noqa: F401

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ctvr.orchestrator.learning.commits import MEASURED
+from ctvr.orchestrator.learning.record.run_state import MEASURED
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.tracking.tracker import create_store
 from tests.chaos.lifecycle import TIMED, VIDEOS

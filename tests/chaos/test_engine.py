@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from ctvr.orchestrator.digests import digest_of
-from ctvr.orchestrator.learning.commits import Commits, _sha
-from ctvr.orchestrator.learning.loop import Loop
+from ctvr.orchestrator.learning.record.commits import Commits, _sha
+from ctvr.orchestrator.learning.training.loop import Loop
 from ctvr.orchestrator.store import local
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.tracking.mlflow_writer import Sender

@@ -30,7 +30,7 @@ import yaml
 
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.run import run
-from ctvr.orchestrator.learning.commits import MEASURED
+from ctvr.orchestrator.learning.record.run_state import MEASURED
 from ctvr.orchestrator.store.store import Store
 from tests.cluster.hosts import HOME, REPOSITORY, Host, Hosts, Unavailable, find_tools, make_image
 from tests.small_stream import write_stream

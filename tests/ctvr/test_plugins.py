@@ -13,13 +13,13 @@ import torch
 import ctvr
 from ctvr import methods
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.learning.commits import Commits
-from ctvr.orchestrator.learning.protocols import protocol_of
-from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.learning.run import RunPaths, execute
-from ctvr.orchestrator.learning.run_key import code_digests, protocol_digest
+from ctvr.orchestrator.keys.run_key import code_digests, protocol_digest
+from ctvr.orchestrator.learning.evaluation.protocols import protocol_of
+from ctvr.orchestrator.learning.record.commits import Commits
+from ctvr.orchestrator.learning.run.execute import RunPaths, execute
 from ctvr.orchestrator.on_ray.search import make_searcher
 from ctvr.orchestrator.on_ray.successive_halving import SuccessiveHalving
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.protocol_names import plugins as protocol_plugins
 from ctvr.orchestrator.sweeps.plan import plan_sweep, request_search

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import ctvr
-from ctvr.orchestrator.learning.gallery_files import FEATURES, VIDEOS
+from ctvr.orchestrator.learning.record.gallery_files import FEATURES, VIDEOS
 from tests.refusing import refuses
 from tests.small_stream import write_stream
 

@@ -22,12 +22,12 @@ from ctvr.methods.base import Batch, Method
 from ctvr.methods.lambda_orthogonality import RelaxedConfig
 from ctvr.orchestrator.data.batches import StreamData
 from ctvr.orchestrator.data.config import DataConfig
-from ctvr.orchestrator.learning.commits import Commits
-from ctvr.orchestrator.learning.distributed import Workers
-from ctvr.orchestrator.learning.evaluate import EvaluationConfig
-from ctvr.orchestrator.learning.loop import Loop, LoopConfig, Precision
-from ctvr.orchestrator.learning.optimizer import OptimConfig
-from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.record.commits import Commits
+from ctvr.orchestrator.learning.training.distributed import Workers
+from ctvr.orchestrator.learning.training.loop import Loop, LoopConfig, Precision
+from ctvr.orchestrator.settings.evaluation_config import EvaluationConfig
+from ctvr.orchestrator.settings.optim_config import OptimConfig
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask
 from tests.devices.fake_cuda import Watch, apart_from, pretended, watching
@@ -217,7 +217,9 @@ def examine(name: str, precision: Precision, beside_cpu: bool = False, **more: A
         for each in seen:
             places.update({f"{phase} {place}": n for place, n in each.waits.items()})
     waits = {phase: sum(n for place, n in places.items() if _is_counted(phase, place)) for phase in PHASES}
-    assert sum(n for place, n in places.items() if "learning/ranking.py" in place) <= 1, "ranks are read at once"
+    assert sum(n for place, n in places.items() if "learning/evaluation/ranking.py" in place) <= 1, (
+        "ranks are read at once"
+    )
     operators: Counter[str] = Counter()
     for watch in watches["steps"]:
         operators.update(watch.operators)

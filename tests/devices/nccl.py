@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ctvr.orchestrator.learning.distributed import all_parameters_used
+from ctvr.orchestrator.learning.training.distributed import all_parameters_used
 from tests.devices.fake_cuda import Pretended, Trespass
 
 

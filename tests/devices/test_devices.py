@@ -124,6 +124,6 @@ def test_gpu_measurements_time_the_loop_and_name_lines_that_wait(child):
     row = child.submit(bench, "framefusion_moe").result()
     assert min(row.step_ms, row.videos_per_second, row.encoded_per_second) > 0
     places = {place.partition(":")[0]: count for place, count in row.waits.items()}
-    assert places == {"methods/layers/experts.py": STEPS, "orchestrator/learning/loss_monitor.py": 1}
+    assert places == {"methods/layers/experts.py": STEPS, "orchestrator/learning/training/loss_monitor.py": 1}
     assert f"| {(STEPS + 1) / STEPS:.2f} |" in to_markdown([row])
     assert f"- framefusion_moe, bf16: {STEPS} times at methods/layers/experts.py:" in to_markdown([row])

@@ -15,8 +15,8 @@ from torch import Tensor
 from ctvr.methods.layers.frozen import copied
 from ctvr.orchestrator.data.device import Precision, memory_of, set_determinism
 from ctvr.orchestrator.errors import OutOfMemory
-from ctvr.orchestrator.learning.encode_videos import encode_videos
-from ctvr.orchestrator.learning.tiled_scorer import TiledScorer
+from ctvr.orchestrator.learning.evaluation.encode_videos import encode_videos
+from ctvr.orchestrator.learning.evaluation.tiled_scorer import TiledScorer
 from ctvr.orchestrator.method_checks.subject import Subject, make_batch
 from tests.devices.cases import CASES, EVERY
 from tests.devices.drive import run

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctvr.orchestrator.learning.commits import Commits
-from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.learning.run import Result, RunPaths, execute
+from ctvr.orchestrator.learning.record.commits import Commits
+from ctvr.orchestrator.learning.run.execute import Result, RunPaths, execute
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.store.disk_cache import DiskCache
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.tables.build import build

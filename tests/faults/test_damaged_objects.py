@@ -10,8 +10,8 @@ import pytest
 
 from ctvr.orchestrator.data.frames import FrameSource
 from ctvr.orchestrator.errors import MissingObject
-from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.learning.run.execute import RunPaths, execute
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.video.pool import Decoder
 

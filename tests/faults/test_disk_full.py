@@ -12,9 +12,10 @@ import torch
 
 from ctvr.orchestrator.cli import main as cli
 from ctvr.orchestrator.errors import StoreError
-from ctvr.orchestrator.learning.commits import Commits, RunState
-from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.learning.run import Result, RunPaths, execute
+from ctvr.orchestrator.learning.record.commits import Commits
+from ctvr.orchestrator.learning.record.run_state import RunState
+from ctvr.orchestrator.learning.run.execute import Result, RunPaths, execute
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.store.store import Store
 from tests.chaos.faults import Call, counted, no_space_from
 
@@ -125,7 +126,7 @@ def test_a_disk_that_is_really_full_keeps_what_was_finished(small_disk, runs, ma
     finished = Commits(places.open_store(), unbroken.key).finished(3)
     assert finished == 2
     subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
-    with caplog.at_level(logging.INFO, "ctvr.orchestrator.learning.loop"):
+    with caplog.at_level(logging.INFO, "ctvr.orchestrator.learning.training.loop"):
         result = execute(experiment, places)
     assert result.resumed == finished
     assert "resumed after task 2 of 3" in caplog.text

@@ -16,8 +16,8 @@ import ctvr
 from ctvr import methods
 from ctvr.orchestrator.cli.main import main
 from ctvr.orchestrator.errors import UntrustedCode
-from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.on_ray.plan import TrialPlan, write_plan
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.tracking.server import default_uri
 from ctvr.orchestrator.tracking.tracker import Tracker
 from tests.refusing import missing_from, refuses
@@ -143,7 +143,7 @@ def test_plan_trials_of_another_class_are_refused(theirs):
     kept = json.loads(file.read_text())
     kept["plan"]["trusted"] = [EVIL]
     file.write_text(json.dumps(kept))
-    from ctvr.orchestrator.learning.distributed import Workers
+    from ctvr.orchestrator.learning.training.distributed import Workers
     from ctvr.orchestrator.on_ray.plan import read_plan
     from ctvr.orchestrator.on_ray.worker import TrialWork, run_trial
 

@@ -17,8 +17,8 @@ from ctvr.orchestrator.cli import main as cli
 from ctvr.orchestrator.data.frames import FrameSource
 from ctvr.orchestrator.errors import VideoError
 from ctvr.orchestrator.interpreter import child_environment
-from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.learning.run import RunPaths
+from ctvr.orchestrator.learning.run.execute import RunPaths
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Item
 from ctvr.orchestrator.video.pool import Decoder, Job

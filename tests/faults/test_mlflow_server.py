@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.learning.run.execute import RunPaths, execute
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.tracking import outbox
 from ctvr.orchestrator.tracking.recorder import Recorder
 from ctvr.orchestrator.tracking.tracker import Tracker, create_store

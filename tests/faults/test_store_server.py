@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from ctvr.orchestrator.errors import MissingObject, StoreError
-from ctvr.orchestrator.learning.commits import Commits
-from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.learning.record.commits import Commits
+from ctvr.orchestrator.learning.run.execute import RunPaths, execute
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.store import remote
 from ctvr.orchestrator.store.store import Store
 from tests.chaos.lifecycle import digest_of_run
@@ -151,7 +151,7 @@ def test_an_upload_that_is_cut_anywhere_leaves_nothing_or_the_whole_object(serve
 def test_a_commit_over_a_breaking_wire_is_there_as_a_whole_or_not_at_all(server, monkeypatch, tmp_path, impatient):
     import torch
 
-    from ctvr.orchestrator.learning.commits import RunState
+    from ctvr.orchestrator.learning.record.run_state import RunState
 
     wire = Wire(server.port)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{wire.port}")

@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from ctvr.orchestrator.errors import MissingObject
-from ctvr.orchestrator.learning import loop
-from ctvr.orchestrator.learning.commits import Commits, RunState
-from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.learning.record.commits import Commits
+from ctvr.orchestrator.learning.record.run_state import RunState
+from ctvr.orchestrator.learning.run.execute import RunPaths, execute
+from ctvr.orchestrator.learning.training import loop
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.load import load_stream
 from tests.chaos.faults import Call, counted, killed_at, watched

@@ -138,7 +138,7 @@ def _cifar(path: Path) -> object:
 
 
 def _settings(path: Path) -> object:
-    from ctvr.orchestrator.learning.resolve import resolve
+    from ctvr.orchestrator.settings.resolve import resolve
     from ctvr.orchestrator.sweeps.settings_file import read_settings
 
     found = {name: value for name, value in read_settings(path).items() if not name.startswith("base")}
@@ -186,7 +186,7 @@ def _journal(path: Path) -> object:
 
 
 def _model(path: Path) -> object:
-    from ctvr.orchestrator.learning.method_state import read_model
+    from ctvr.orchestrator.learning.record.method_state import read_model
 
     return read_model(path.parent)
 

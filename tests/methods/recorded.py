@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ctvr.methods import CONFIGURATIONS, METHODS
-from ctvr.orchestrator.learning.presets import presets_of
 from ctvr.orchestrator.method_checks.subject import Subject, features, learn, store_gallery
+from ctvr.orchestrator.settings.presets import presets_of
 
 FILE = Path(__file__).parent / "fixtures" / "recorded.json"
 RELEASES = ("released", "original")  # presets of the authors' code

@@ -12,8 +12,9 @@ from ctvr.methods.cclip import CCLIP, CCLIPConfig, consolidation
 from ctvr.methods.layers.lora import LoRA
 from ctvr.methods.layers.tower_lora import weight_at
 from ctvr.methods.upper_bound import UpperBound, UpperBoundConfig
-from ctvr.orchestrator.learning.cost import sizes_only
-from ctvr.orchestrator.learning.optimizer import OptimConfig, make_optimizer
+from ctvr.orchestrator.learning.evaluation.cost import sizes_only
+from ctvr.orchestrator.learning.training.optimizer import make_optimizer
+from ctvr.orchestrator.settings.optim_config import OptimConfig
 from tests.methods.conftest import make_batch, make_task, maker
 from tests.methods.steps import train_stream, train_task, weights
 

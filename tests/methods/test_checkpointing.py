@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ctvr.methods.backbone.recompute import checkpointing
-from ctvr.orchestrator.learning.optimizer import freeze_except
+from ctvr.orchestrator.learning.training.optimizer import freeze_except
 from tests.methods.conftest import RegeneratedPairs, make_batch, make_task
 from tests.methods.test_contract import CASES, make
 

@@ -4,8 +4,8 @@ import pytest
 
 from ctvr.methods import CONFIGURATIONS, METHODS, find_method
 from ctvr.orchestrator.catalog.methods import methods_text
-from ctvr.orchestrator.learning.presets import configured, get_method, presets_of
-from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.settings.presets import configured, get_method, presets_of
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.sweeps.search_spaces import method_text
 from ctvr.orchestrator.tables.unpublished_settings import footnote, unpublished
 from tests.refusing import refuses

@@ -10,11 +10,11 @@ import torch
 from ctvr.methods import CONFIGURATIONS, METHODS, find_method
 from ctvr.methods.base import Method
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.learning.experiment import Experiment
-from ctvr.orchestrator.learning.presets import presets_of
-from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.method_checks import checks, leakage
 from ctvr.orchestrator.method_checks.subject import Subject, features, learn
+from ctvr.orchestrator.settings.experiment import Experiment
+from ctvr.orchestrator.settings.presets import presets_of
+from ctvr.orchestrator.settings.resolve import resolve
 from tests.methods.conftest import make_small_clip
 from tests.refusing import refuses
 

@@ -10,7 +10,7 @@ import torch
 from ctvr.methods.base import Batch
 from ctvr.methods.dar import DAR, DARConfig, mixture
 from ctvr.methods.layers.tower_lora import weighted_seams
-from ctvr.orchestrator.learning.cost import sizes_only
+from ctvr.orchestrator.learning.evaluation.cost import sizes_only
 from tests.methods.conftest import make_batch, make_task, maker
 from tests.methods.steps import train_task
 

@@ -8,11 +8,12 @@ import torch
 from ctvr.methods.backbone.clip import record_tokens
 from ctvr.methods.base import l2_normalize
 from ctvr.methods.dgl import DGL, DGLConfig, UnifiedPrompts, around_words
-from ctvr.orchestrator.learning.cost import estimate, trained_parameters
-from ctvr.orchestrator.learning.optimizer import lr_factor, make_optimizer, set_learning_rates
+from ctvr.orchestrator.catalog.cost_table import estimate
+from ctvr.orchestrator.learning.evaluation.cost import trained_parameters
+from ctvr.orchestrator.learning.training.optimizer import lr_factor, make_optimizer, set_learning_rates
 from tests.methods.conftest import make_batch
 from tests.methods.released import FIXTURES, Compared, Weights, floats, pairs, read, shape_of, tiny_clip
-from tests.orchestrator.learning.test_released_recipes import optim_of
+from tests.orchestrator.settings.test_released_recipes import optim_of
 
 SHAPE = shape_of((64, 3, 4), (64, 3, 4), embed=32, image=32, patch=8, context=77, vocab=512)
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from ctvr.methods.layers.low_rank_prompts import LowRankPrompts, alignment, k_means, nearest_task, relatedness
 from ctvr.methods.lpi import LPI, LPIConfig
-from ctvr.orchestrator.learning.cost import sizes_only
+from ctvr.methods.lpi.prompts import LowRankPrompts, alignment, k_means, nearest_task, relatedness
+from ctvr.orchestrator.learning.evaluation.cost import sizes_only
 from tests.methods.conftest import make_batch, make_task, maker
 from tests.methods.released import pairs, shape_of, tiny_clip
 from tests.methods.steps import train_stream, train_task

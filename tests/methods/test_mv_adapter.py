@@ -5,13 +5,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.layers.captions import truncate
-from ctvr.methods.layers.mv_adapters import TextAdapter, VideoAdapter
 from ctvr.methods.mv_adapter import MVAdapter, MVAdapterConfig
-from ctvr.orchestrator.learning.cost import estimate, trained_parameters, video_cost
-from ctvr.orchestrator.learning.optimizer import make_optimizer
+from ctvr.methods.mv_adapter.adapters import TextAdapter, VideoAdapter
+from ctvr.orchestrator.catalog.cost_table import estimate
+from ctvr.orchestrator.learning.evaluation.cost import trained_parameters, video_cost
+from ctvr.orchestrator.learning.training.optimizer import make_optimizer
 from tests.methods.conftest import make_batch
 from tests.methods.released import FIXTURES, Weights, floats, pairs, read, shape_of, tiny_clip
-from tests.orchestrator.learning.test_released_recipes import optim_of
+from tests.orchestrator.settings.test_released_recipes import optim_of
 
 SHAPE = shape_of((64, 3, 4), (64, 3, 4), embed=24, image=32, patch=8, context=20, vocab=64)
 RELEASED = {"bottleneck": 16, "heads": 2, "tied": 2, "num_frames": 5, "num_words": 12, "mask_missing": True}
@@ -78,7 +79,7 @@ def test_features_loss_and_gradients_equal_the_released_code(shared, compared, m
     """Two and four frames of two videos are missing; vectors of tied blocks have width 8 in the reference."""
     folder = shared / "reference" / "adapters"
     io, facts = read(folder / "mv_io.npz"), json.loads((folder / "mv.json").read_text())
-    for module in ("ctvr.methods.mv_adapter", "ctvr.methods.layers.mv_adapters"):
+    for module in ("ctvr.methods.mv_adapter", "ctvr.methods.mv_adapter.adapters"):
         monkeypatch.setattr(f"{module}.FACTOR", 8)
     method = MVAdapter(MVAdapterConfig(**RELEASED), tiny_clip(SHAPE))
     found = method.load_state_dict(ours(read(folder / "mv_state.npz")), strict=False)

@@ -9,7 +9,8 @@ from ctvr.methods.base import l2_normalize
 from ctvr.methods.layers.losses.contrastive import contrastive
 from ctvr.methods.plevu import PLEVU, PLEVUConfig
 from ctvr.methods.zero_shot import ZeroShot, ZeroShotConfig
-from ctvr.orchestrator.learning.cost import estimate, trained_parameters
+from ctvr.orchestrator.catalog.cost_table import estimate
+from ctvr.orchestrator.learning.evaluation.cost import trained_parameters
 from tests.methods.conftest import make_batch
 from tests.methods.released import FIXTURES, Weights, floats, read, shape_of, tiny_clip
 

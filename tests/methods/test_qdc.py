@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ctvr.methods.base import Batch, Method, ParamGroup, Recipe, l2_normalize
 from ctvr.methods.qdc import QDC, QDCConfig
-from ctvr.orchestrator.learning.presets import presets_of
-from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.settings.presets import presets_of
+from ctvr.orchestrator.settings.resolve import resolve
 from tests.methods.conftest import make_batch, make_task
 from tests.methods.released import FIXTURES, Weights, floats, read
 from tests.methods.steps import begin, moved, train_stream

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from ctvr.methods.base import Batch, Method, ParamGroup
 from ctvr.methods.co2l import _UNIT, Co2L, Co2LConfig
 from ctvr.methods.layers.replay.buffer import ReplayBuffer
-from ctvr.orchestrator.learning.optimizer import OptimConfig, make_optimizer, set_learning_rates
-from ctvr.orchestrator.learning.presets import presets_of
+from ctvr.orchestrator.learning.training.optimizer import make_optimizer, set_learning_rates
+from ctvr.orchestrator.settings.optim_config import OptimConfig
+from ctvr.orchestrator.settings.presets import presets_of
 from tests.methods.conftest import make_task
 from tests.methods.released import FIXTURES, Weights, floats, read
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from ctvr.methods.base import Batch, Method, ParamGroup
 from ctvr.methods.lump import LUMP, LUMPConfig
-from ctvr.orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_learning_rates
-from ctvr.orchestrator.learning.presets import presets_of
+from ctvr.orchestrator.learning.training.optimizer import lr_factor, make_optimizer, set_learning_rates
+from ctvr.orchestrator.settings.optim_config import OptimConfig
+from ctvr.orchestrator.settings.presets import presets_of
 from tests.methods.conftest import make_batch, make_small_clip
 from tests.methods.released import Weights, floats, read
 

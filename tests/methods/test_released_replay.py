@@ -21,8 +21,9 @@ from ctvr.methods.layers.replay.buffer import reservoir_index
 from ctvr.methods.layers.replay.momentum import Negatives, momentum_contrast
 from ctvr.methods.layers.replay.queues import Pair
 from ctvr.methods.lump import LUMP, LUMPConfig
-from ctvr.orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_learning_rates
-from ctvr.orchestrator.learning.presets import presets_of
+from ctvr.orchestrator.learning.training.optimizer import lr_factor, make_optimizer, set_learning_rates
+from ctvr.orchestrator.settings.optim_config import OptimConfig
+from ctvr.orchestrator.settings.presets import presets_of
 from tests.methods.conftest import make_batch, make_small_clip, make_task
 from tests.methods.released import FIXTURES, Weights, read
 

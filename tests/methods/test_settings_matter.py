@@ -22,7 +22,8 @@ from ctvr.methods import METHODS, find_method
 from ctvr.methods.base import Method
 from ctvr.methods.lambda_orthogonality import RelaxedConfig
 from ctvr.methods.layers.reduction.config import TRAINED_REDUCERS
-from ctvr.orchestrator.learning.optimizer import OptimConfig, freeze_except, make_optimizer, set_learning_rates
+from ctvr.orchestrator.learning.training.optimizer import freeze_except, make_optimizer, set_learning_rates
+from ctvr.orchestrator.settings.optim_config import OptimConfig
 from tests.methods.conftest import RegeneratedPairs, make_batch, make_small_clip, make_task, reducer_config
 
 TESTS = Path(__file__).parent

@@ -6,7 +6,7 @@ import torch
 from ctvr.methods.base import Batch, l2_normalize
 from ctvr.methods.layers.losses.matching import matching, negative_weights, shared_contrastive
 from ctvr.methods.umt import OUT, UMT, UmtConfig
-from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.settings.resolve import resolve
 from tests.methods.backbone.test_umt import released_umt
 from tests.methods.conftest import awake, make_batch, make_task, reducer_config
 from tests.methods.released import FIXTURES, floats, read

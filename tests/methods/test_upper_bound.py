@@ -8,7 +8,7 @@ import torch
 from ctvr.methods import find_method
 from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.upper_bound import UpperBound, UpperBoundConfig
-from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.settings.resolve import resolve
 from tests.methods.conftest import make_small_clip, make_task
 from tests.refusing import refuses
 

@@ -7,7 +7,8 @@ from ctvr.methods.backbone.blocks import TokenState
 from ctvr.methods.backbone.clip import record_tokens
 from ctvr.methods.vop import ContextPrompts, VoP, VoPConfig
 from ctvr.methods.zero_shot import ZeroShot, ZeroShotConfig
-from ctvr.orchestrator.learning.cost import estimate, trained_parameters
+from ctvr.orchestrator.catalog.cost_table import estimate
+from ctvr.orchestrator.learning.evaluation.cost import trained_parameters
 from tests.methods.conftest import make_batch
 from tests.methods.released import FIXTURES, floats, read, tiny_clip
 from tests.methods.test_dgl import SHAPE

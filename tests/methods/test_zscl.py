@@ -9,13 +9,8 @@ import torch
 from ctvr.methods.base import Batch
 from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.zscl import ZSCL, ZSCLConfig
-from ctvr.orchestrator.learning.optimizer import (
-    OptimConfig,
-    freeze_except,
-    lr_factor,
-    make_optimizer,
-    set_learning_rates,
-)
+from ctvr.orchestrator.learning.training.optimizer import freeze_except, lr_factor, make_optimizer, set_learning_rates
+from ctvr.orchestrator.settings.optim_config import OptimConfig
 from tests.methods.conftest import make_batch, make_task, maker
 from tests.methods.released import continual_clip
 from tests.methods.steps import (

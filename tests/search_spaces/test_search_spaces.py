@@ -11,13 +11,13 @@ from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, METHODS, find_method
 from ctvr.methods.base import Method
 from ctvr.methods.tempme import TempMe
 from ctvr.orchestrator.config import build
-from ctvr.orchestrator.learning.experiment import GROUPS
-from ctvr.orchestrator.learning.prefix_reuse import AccessLog, track_reads
-from ctvr.orchestrator.learning.presets import presets_of
-from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.keys.prefix_reuse import AccessLog, track_reads
 from ctvr.orchestrator.on_ray.search import contains, first_point
 from ctvr.orchestrator.on_ray.search_space import SearchSpace, within
 from ctvr.orchestrator.setting_groups import setting_names
+from ctvr.orchestrator.settings.experiment import GROUPS
+from ctvr.orchestrator.settings.presets import presets_of
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.sweeps.search_spaces import default_metric, later_task_settings, search_space, upper_bounds
 from ctvr.orchestrator.tables.unpublished_settings import deviations, unpublished
 from ctvr.search_spaces import FAMILIES, SPACES

@@ -9,9 +9,9 @@ import pytest
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
 from ctvr.methods.settings import groups_of, settings_of
-from ctvr.orchestrator.learning.experiment import GROUPS, RunConfig
-from ctvr.orchestrator.learning.presets import get_method
 from ctvr.orchestrator.on_ray.plan import SearchConfig
+from ctvr.orchestrator.settings.experiment import GROUPS, RunConfig
+from ctvr.orchestrator.settings.presets import get_method
 from ctvr.orchestrator.tables.paper_items import read as read_items
 from tests.test_commands import check, commands_of, lines_of
 from tools import reference_pages

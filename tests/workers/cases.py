@@ -18,12 +18,12 @@ from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Method, Task
 from ctvr.methods.layers import gather
 from ctvr.orchestrator.errors import NonFiniteLoss
-from ctvr.orchestrator.learning import loop
-from ctvr.orchestrator.learning.commits import Commits
-from ctvr.orchestrator.learning.distributed import Workers
-from ctvr.orchestrator.learning.evaluate import EvaluationConfig
-from ctvr.orchestrator.learning.optimizer import OptimConfig
-from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.record.commits import Commits
+from ctvr.orchestrator.learning.training import loop
+from ctvr.orchestrator.learning.training.distributed import Workers
+from ctvr.orchestrator.settings.evaluation_config import EvaluationConfig
+from ctvr.orchestrator.settings.optim_config import OptimConfig
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.store.store import Store
 from tests.methods.conftest import make_small_clip
 from tests.workers.stream import make_data

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ctvr.orchestrator.learning.distributed import Workers
+from ctvr.orchestrator.learning.training.distributed import Workers
 from tests.workers.cases import Case, run
 
 LIMIT = 60.0  # seconds without any news

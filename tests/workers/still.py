@@ -17,9 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ctvr.orchestrator.learning.distributed import Workers, patient_group
-from ctvr.orchestrator.learning.loss_monitor import EpochMetrics
-from ctvr.orchestrator.learning.pulse import meet
+from ctvr.orchestrator.learning.training.distributed import Workers, patient_group
+from ctvr.orchestrator.learning.training.loss_monitor import EpochMetrics
+from ctvr.orchestrator.learning.training.pulse import start_heartbeats
 
 EVERY, STILL = 0.2, 2.0
 PATIENCE = 120.0  # seconds until a trial counts as missed
@@ -32,7 +32,9 @@ def _work(rank: int, folder: str, slow: float, news: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     workers = Workers(rank, 2, patient=patient_group(1))
-    pulse = meet(rank, 2, workers.patient, lambda line: news.put((rank, time.monotonic(), line)), EVERY, STILL)
+    pulse = start_heartbeats(
+        rank, 2, workers.patient, lambda line: news.put((rank, time.monotonic(), line)), EVERY, STILL
+    )
     progress, step = EpochMetrics(workers.device, "task_01, epoch 1"), 0
     news.put((rank, os.getpid(), "started"))
     while not workers.broadcast(os.path.exists(f"{folder}/end")):
@@ -65,7 +67,7 @@ def _be_slow(seconds: float, is_asleep: bool) -> None:
 def two(slow: float = 0.0) -> Iterator[tuple[list[int], Any]]:
     """Run two processes until the end of the block; yield their process ids, and a queue of their messages."""
     context = get_context("forkserver")  # torch is loaded once for both
-    context.set_forkserver_preload(["ctvr.orchestrator.learning.distributed"])
+    context.set_forkserver_preload(["ctvr.orchestrator.learning.training.distributed"])
     news = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         children = [context.Process(target=_work, args=(rank, folder, slow, news), daemon=True) for rank in range(2)]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ctvr.methods import CONFIGURATIONS, METHODS, QUESTION_METHODS
-from ctvr.orchestrator.learning.distributed import Workers
+from ctvr.orchestrator.learning.training.distributed import Workers
 from tests.workers.cases import Case, run
 from tests.workers.compare import apart
 from tests.workers.group import Hang, together

@@ -25,8 +25,8 @@ from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.load import load_backbone
 from ctvr.orchestrator.data.device import Precision
 from ctvr.orchestrator.jobs.step_timing import TimedLoop, now, train_on_noise
-from ctvr.orchestrator.learning.distributed import Workers
-from ctvr.orchestrator.learning.loop import Loop
+from ctvr.orchestrator.learning.training.distributed import Workers
+from ctvr.orchestrator.learning.training.loop import Loop
 from tools.bench.waits import waits_of
 from tools.bench.work import VIT, second_task
 

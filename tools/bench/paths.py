@@ -91,7 +91,8 @@ def repeating(batch: Batch, distinct: int) -> Batch:
 
 def texts(root: Path, is_toy: bool) -> HotPath:
     """Encode captions as an evaluation after task 2 does, once for each task."""
-    from ctvr.orchestrator.learning.evaluate import EvaluationConfig, encode_texts
+    from ctvr.orchestrator.learning.evaluation.evaluate import encode_texts
+    from ctvr.orchestrator.settings.evaluation_config import EvaluationConfig
 
     backbone, name = clip(is_toy)
     method = second_task("framefusion_moe", backbone).eval()
@@ -116,7 +117,7 @@ def texts(root: Path, is_toy: bool) -> HotPath:
 
 def ranking(root: Path, is_toy: bool, large: int = 3000) -> HotPath:
     """Rank captions and videos from features."""
-    from ctvr.orchestrator.learning.ranking import TILE, Ranked, rank
+    from ctvr.orchestrator.learning.evaluation.ranking import TILE, Ranked, rank
 
     size = 500 if is_toy else large
     captions, videos = torch.randn(2, size, 512, generator=torch.Generator().manual_seed(0))
@@ -235,7 +236,7 @@ def start(root: Path, is_toy: bool) -> HotPath:
     def child(*words: str) -> Work:
         return lambda: subprocess.run(words, env=child_environment(), stdout=subprocess.DEVNULL, check=True)
 
-    plain = child(sys.executable, "-c", "import open_clip, ctvr.orchestrator.learning.run")
+    plain = child(sys.executable, "-c", "import open_clip, ctvr.orchestrator.learning.run.execute")
     ours = child(*run_module("ctvr", "methods"))
     title = "`ctvr methods`, from start to end"
     return HotPath(title, "loading what trains first", ours, plain, 2, is_heavy=True)

@@ -22,12 +22,12 @@ import torch
 import torch.nn.functional as F
 
 from ctvr.methods.backbone.architectures import TINY
-from ctvr.orchestrator.learning.factory import TrainedModel, load_clip, make_method
-from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run.factory import TrainedModel, load_clip, make_method
 from ctvr.orchestrator.retrieval.model import Block, Model
 from ctvr.orchestrator.serving.app import Service
 from ctvr.orchestrator.serving.server import Server, bind
 from ctvr.orchestrator.serving.snapshot import Snapshot
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.stream import Item
 from tools.bench.reference import captions_like_msrvtt

@@ -17,8 +17,9 @@ from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.merged_weights import MergeCache, merged_weights
 from ctvr.methods.base import Batch, Method, Task
 from ctvr.orchestrator.config import build, select_prefix
-from ctvr.orchestrator.learning.optimizer import OptimConfig, freeze_except, make_optimizer
-from ctvr.orchestrator.learning.unique_videos import Losses
+from ctvr.orchestrator.learning.training.optimizer import freeze_except, make_optimizer
+from ctvr.orchestrator.learning.training.unique_videos import Losses
+from ctvr.orchestrator.settings.optim_config import OptimConfig
 
 VIT = "ViT-B-32-quickgelu"
 Work = Callable[[], object]

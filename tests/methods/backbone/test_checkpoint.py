@@ -20,7 +20,7 @@ from ctvr.methods.backbone.architectures import TINY_FOLDER
 from ctvr.methods.backbone.checkpoint import check, files_of, fitted, read_checkpoint, without_prefix
 from ctvr.methods.backbone.inert import read
 from ctvr.methods.backbone.load import are_here, is_path
-from ctvr.orchestrator.learning.run_key import weights_digest
+from ctvr.orchestrator.keys.run_key import weights_digest
 from tests.methods.backbone.test_huggingface import as_transformers
 from tests.methods.backbone.test_openclip_towers import SIGLIP, TEXT, VISION, _kept
 from tests.refusing import refused

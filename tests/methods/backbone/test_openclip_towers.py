@@ -18,9 +18,9 @@ from ctvr.methods import METHODS, find_method
 from ctvr.methods.backbone.blocks import BlockSeams
 from ctvr.methods.backbone.load import load_backbone
 from ctvr.methods.base import Batch, Task
-from ctvr.orchestrator.learning.factory import load_clip, make_method
-from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.learning.run.execute import RunPaths, execute
+from ctvr.orchestrator.learning.run.factory import load_clip, make_method
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.streams.load import load_stream
 from tests.refusing import refused
 

@@ -14,7 +14,7 @@ from ctvr.methods.base import l2_normalize
 from ctvr.methods.layers.losses.matching import matching, negative_weights, shared_contrastive
 from ctvr.methods.layers.reduction.config import ReducerConfig
 from ctvr.methods.layers.reduction.reducers import make_reducer
-from ctvr.orchestrator.learning.cost import tower_macs
+from ctvr.orchestrator.learning.evaluation.cost import tower_macs
 from tests.methods.conftest import reducer_config
 from tests.methods.released import floats, read
 

@@ -12,11 +12,12 @@ from ctvr.methods.backbone.umt_weights import of_decoder
 from ctvr.methods.backbone.wordpiece import MARKS
 from ctvr.methods.umt import UMT, UmtConfig
 from ctvr.methods.umt_qa import UmtQA, UmtQAConfig
-from ctvr.orchestrator.learning.cost import estimate, trained_parameters
-from ctvr.orchestrator.learning.factory import make_method
-from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.learning.run_key import weights_digest
+from ctvr.orchestrator.catalog.cost_table import estimate
+from ctvr.orchestrator.keys.run_key import weights_digest
+from ctvr.orchestrator.learning.evaluation.cost import trained_parameters
+from ctvr.orchestrator.learning.run.factory import make_method
 from ctvr.orchestrator.on_ray.memory import model_size
+from ctvr.orchestrator.settings.resolve import resolve
 from tests.methods.conftest import make_batch
 from tests.methods.released import floats, read
 from tests.refusing import refused, refuses

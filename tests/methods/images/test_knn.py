@@ -3,7 +3,7 @@ import math
 import pytest
 
 from ctvr.methods.images.knn import forgetting
-from ctvr.orchestrator.learning.evaluate import EvaluationConfig
+from ctvr.orchestrator.settings.evaluation_config import EvaluationConfig
 
 TABLE = [[80.0], [90.0, 70.0], [60.0, 75.0, 50.0]]
 

@@ -13,7 +13,7 @@ from ctvr.orchestrator.data.batches import StreamData, check_pairs, index_batche
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.frames import FrameSource
 from ctvr.orchestrator.data.prefetch import num_prefetch_threads
-from ctvr.orchestrator.learning.run import RunPaths
+from ctvr.orchestrator.learning.run.execute import RunPaths
 from ctvr.orchestrator.streams.load import load_stream
 from tests.refusing import refuses
 

@@ -11,7 +11,7 @@ from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.frames import CANDIDATES, FrameSource
 from ctvr.orchestrator.data.jpeg_frames import decode_frames, encode_frames
 from ctvr.orchestrator.digests import digest_file, digest_of
-from ctvr.orchestrator.learning.run import RunPaths
+from ctvr.orchestrator.learning.run.execute import RunPaths
 from ctvr.orchestrator.store import packer
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.video.decode import decoder_version

@@ -10,9 +10,9 @@ from ctvr.methods.backbone.clip import Clip, VisionTower
 from ctvr.methods.backbone.load import load_backbone
 from ctvr.orchestrator.data.frozen_features import FrozenFeatures, frozen_features
 from ctvr.orchestrator.errors import StoreError
-from ctvr.orchestrator.learning.factory import load_clip, make_method
-from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.learning.run import Result, RunPaths, execute
+from ctvr.orchestrator.learning.run.execute import Result, RunPaths, execute
+from ctvr.orchestrator.learning.run.factory import load_clip, make_method
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.store.store import Store
 
 CASES = {

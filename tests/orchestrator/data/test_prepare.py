@@ -10,7 +10,7 @@ from ctvr.orchestrator.data import file_digests
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.frames import FrameSource
 from ctvr.orchestrator.data.prepare import prepare_stream
-from ctvr.orchestrator.learning.run import RunPaths
+from ctvr.orchestrator.learning.run.execute import RunPaths
 from ctvr.orchestrator.store import store
 from ctvr.orchestrator.store.gc import FILES, USES
 from ctvr.orchestrator.store.store import Store

@@ -21,7 +21,8 @@ from ctvr.orchestrator.jobs.cache import (
     recent_runs,
     verify_cache,
 )
-from ctvr.orchestrator.learning.commits import Commits, RunState
+from ctvr.orchestrator.learning.record.commits import Commits
+from ctvr.orchestrator.learning.record.run_state import RunState
 from ctvr.orchestrator.store.gc import DAY
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.metric_names import GAIN

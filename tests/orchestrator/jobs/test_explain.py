@@ -10,9 +10,9 @@ import pytest
 from ctvr.methods import METHODS
 from ctvr.orchestrator.digests import canonical
 from ctvr.orchestrator.jobs.explain import RESULT, _today, compare, explain
-from ctvr.orchestrator.learning.presets import presets_of
-from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.learning.run_key import code_digests, environment
+from ctvr.orchestrator.keys.run_key import code_digests, environment
+from ctvr.orchestrator.settings.presets import presets_of
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.tables.setting_diff import PROVENANCE
@@ -113,7 +113,7 @@ def test_a_run_that_finished_no_task_is_known_from_mlflow(store, tracker):
 def test_changed_code_is_noticed(store, tracker, monkeypatch):
     key = track(tracker, seed=9)
     changed = code_digests("clip4clip") | {"code of the method": "e" * 64}
-    monkeypatch.setattr("ctvr.orchestrator.learning.experiment.code_digests", lambda *names: changed)
+    monkeypatch.setattr("ctvr.orchestrator.settings.experiment.code_digests", lambda *names: changed)
     assert "  code of the method here differ: a run now gets" in explain(key, store, tracker)
 
 
@@ -185,7 +185,7 @@ def test_two_keys_may_differ_by_stream_or_environment_alone(store, tracker, monk
     assert line.startswith("stream ")
     assert "other videos, captions or order" in line
     known = {**environment("cpu"), "torch": "0.1"}
-    monkeypatch.setattr("ctvr.orchestrator.learning.experiment.environment", lambda device: known)
+    monkeypatch.setattr("ctvr.orchestrator.settings.experiment.environment", lambda device: known)
     (line,) = compare(first, track(tracker, seed=3), store, tracker).splitlines()[2:]
     assert line.startswith("torch ")
     assert line.endswith("b: 0.1")

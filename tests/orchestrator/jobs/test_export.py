@@ -18,8 +18,8 @@ from ctvr.orchestrator.digests import digest_file
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.export import export_stream
-from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.learning.run.execute import RunPaths, execute
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.streams.load import load_stream
 from tests.refusing import refuses
 

@@ -17,8 +17,8 @@ from ctvr.orchestrator.jobs import run as run_command
 from ctvr.orchestrator.jobs.cache import recent_runs
 from ctvr.orchestrator.jobs.run import run
 from ctvr.orchestrator.jobs.run_text import slow_precision, start_text
-from ctvr.orchestrator.learning.resolve import build_experiment, resolve
 from ctvr.orchestrator.on_ray.plan import GAIN
+from ctvr.orchestrator.settings.resolve import build_experiment, resolve
 from ctvr.orchestrator.sweeps.table import table
 from tests.refusing import refuses
 

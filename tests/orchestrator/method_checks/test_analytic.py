@@ -6,7 +6,7 @@ import torch
 from ctvr.methods import trust
 from ctvr.methods.capabilities import capabilities_of
 from ctvr.orchestrator.jobs.check_method import check_method
-from ctvr.orchestrator.learning.cost import trained_parameters
+from ctvr.orchestrator.learning.evaluation.cost import trained_parameters
 from ctvr.orchestrator.method_checks.opened_files import describe_opened, record_opened
 from ctvr.orchestrator.method_checks.subject import Subject, learn
 from ctvr.orchestrator.method_checks.tiny_models import EMBED_DIM

@@ -4,9 +4,9 @@ import pytest
 
 from ctvr.methods import CONFIGURATIONS, METHODS
 from ctvr.orchestrator.errors import ContractViolation
-from ctvr.orchestrator.learning.evaluate import EvaluationConfig
 from ctvr.orchestrator.method_checks.forgetting import check_forgetting, first_moved
 from ctvr.orchestrator.method_checks.subject import Subject
+from ctvr.orchestrator.settings.evaluation_config import EvaluationConfig
 from tests.orchestrator.method_checks.test_checks import place
 
 CALIBRATED = [

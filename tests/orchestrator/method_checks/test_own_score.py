@@ -1,9 +1,9 @@
 import pytest
 
-from ctvr.orchestrator.learning.presets import with_recipe
-from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.method_checks.own_score import own_scores
 from ctvr.orchestrator.method_checks.subject import Subject
+from ctvr.orchestrator.settings.presets import with_recipe
+from ctvr.orchestrator.settings.resolve import resolve
 
 SMALL = {"stream": "s", "data.num_frames": 4}
 

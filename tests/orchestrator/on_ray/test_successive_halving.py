@@ -347,7 +347,7 @@ STAGES = SearchSpace(
 def executions(search: SearchConfig, room: int, seed: int) -> tuple[list[tuple[Any, ...]], int, int]:
     """Return the decisions of a search, the tasks that its trials finished, and those that no trial trained.
 
-    A segment adopts finished tasks, as `learning/prefix_reuse.py` does: task 1 of a trial with the same values of the
+    A segment adopts finished tasks, as `keys/prefix_reuse.py` does: task 1 of a trial with the same values of the
     settings that task 1 reads.
     """
     later = STAGES.later if is_grouped(search, STAGES) else ()

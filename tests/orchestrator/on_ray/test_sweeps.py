@@ -21,11 +21,11 @@ import pytest
 from ctvr.methods import trust
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.report import make_report
-from ctvr.orchestrator.learning.commits import MEASURED
-from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.learning.record.run_state import MEASURED
+from ctvr.orchestrator.learning.run.execute import RunPaths, execute
 from ctvr.orchestrator.on_ray.plan import GAIN, SearchOutcome, TrialPlan
 from ctvr.orchestrator.on_ray.tune import run_specs
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.sweeps.front import FrontResult

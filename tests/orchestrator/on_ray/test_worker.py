@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ctvr.orchestrator.learning.commits import RunState
-from ctvr.orchestrator.learning.distributed import Workers
+from ctvr.orchestrator.learning.record.run_state import RunState
+from ctvr.orchestrator.learning.training.distributed import Workers
 from ctvr.orchestrator.on_ray.plan import TrialPlan
 from ctvr.orchestrator.on_ray.worker import _check_sources, _Reports, _StopTrial
 from tests.refusing import refuses

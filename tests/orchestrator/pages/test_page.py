@@ -5,11 +5,11 @@ from xml.etree import ElementTree
 
 import ctvr
 from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.figures.styles import style_of
 from ctvr.orchestrator.jobs.report import make_report
 from ctvr.orchestrator.pages.forgetting import LostQuery, ModelHistory, forgetting_explorer, lost_names
 from ctvr.orchestrator.streams.query_rank import read_all
 from ctvr.orchestrator.streams.stream import Item
-from ctvr.orchestrator.tracking.styles import style_of
 from tests.refusing import refuses
 
 

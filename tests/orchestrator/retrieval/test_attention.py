@@ -13,7 +13,7 @@ from ctvr.methods.layers.temporal import FrameFusion
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.load_model import load
-from ctvr.orchestrator.learning.cost import video_cost
+from ctvr.orchestrator.learning.evaluation.cost import video_cost
 from ctvr.orchestrator.retrieval.attention import attention_maps, enlarged, expert_weights, merges, score_matrices
 from ctvr.orchestrator.retrieval.model import Model
 from tests.methods.conftest import reducer_config

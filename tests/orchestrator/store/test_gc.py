@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from ctvr.orchestrator.errors import MissingObject
-from ctvr.orchestrator.learning.commits import Commits, RunState
+from ctvr.orchestrator.learning.record.commits import Commits
+from ctvr.orchestrator.learning.record.run_state import RunState
 from ctvr.orchestrator.store.gc import DAY, USES, find_garbage, find_weights, note_use, remove_garbage
 from ctvr.orchestrator.store.store import Store
 

@@ -20,8 +20,8 @@ import obstore
 import pytest
 
 from ctvr.orchestrator.errors import ConfigError, MissingObject, StoreError
-from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.learning.run.execute import RunPaths, execute
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.store import remote
 from ctvr.orchestrator.store.gc import find_garbage, remove_garbage
 from ctvr.orchestrator.store.packs import Member

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from ctvr.orchestrator.execution import find_manifest
-from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.learning.run.execute import RunPaths, execute
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.streams.load import load_stream
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ctvr.orchestrator.learning.commits import RunState
+from ctvr.orchestrator.learning.record.run_state import RunState
 from ctvr.orchestrator.streams.query_rank import Rank, read_all
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from ctvr.orchestrator.learning.experiment import Experiment
-from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig
+from ctvr.orchestrator.settings.experiment import Experiment
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.sweeps import confirm as confirm_job
 from ctvr.orchestrator.sweeps.comparison import CHOICE
 from ctvr.orchestrator.sweeps.confirm import candidates, confirm

@@ -2,7 +2,7 @@
 
 import json
 
-from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.sweeps.measured_memory import PEAK, memory_text
 from ctvr.orchestrator.tracking.tracker import Tracker, create_store
 

@@ -7,8 +7,8 @@ from mlflow.models import get_model_info
 
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.load_model import load
-from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.streams.metric_names import ACCURACY
 from ctvr.orchestrator.sweeps import mlflow_notes
 from ctvr.orchestrator.sweeps.comparison import CHOICE

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.learning.run import execute
+from ctvr.orchestrator.learning.run.execute import execute
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.sweeps.preparation import prepare_run
 from tests.refusing import refuses
 

@@ -9,9 +9,9 @@ import pytest
 
 from ctvr.methods import trust
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.learning.run import has_training
+from ctvr.orchestrator.learning.run.execute import has_training
 from ctvr.orchestrator.on_ray.plan import GAIN, NUMBER, SearchConfig, label_of
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.sweeps import rerun as rerun_job
 from ctvr.orchestrator.sweeps.comparison import experiment_of

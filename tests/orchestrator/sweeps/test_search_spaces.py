@@ -9,7 +9,7 @@ from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, METHODS
 from ctvr.methods.base import Recipe
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.ctvr import ACTNET_SETTINGS
-from ctvr.orchestrator.learning.presets import presets_of
+from ctvr.orchestrator.settings.presets import presets_of
 from ctvr.orchestrator.sweeps import search_spaces
 from ctvr.orchestrator.sweeps.search_spaces import (
     default_presets,

@@ -11,10 +11,10 @@ import pytest
 
 from ctvr.orchestrator.errors import ConfigError, RunsFailed
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.on_ray.plan import GAIN, Capacity, SearchConfig, SearchOutcome, brackets_for, write_plan
 from ctvr.orchestrator.on_ray.search import grid_points, make_searcher
 from ctvr.orchestrator.on_ray.successive_halving import SuccessiveHalving
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.sweeps import session
 from ctvr.orchestrator.sweeps.plan import SweepRequest, plan_sweep, read_request, request_search
 from ctvr.orchestrator.sweeps.plan_text import describe_best, describe_plan, describe_scheduler

@@ -6,8 +6,8 @@ import pytest
 
 from ctvr.orchestrator.errors import Interrupted, RunsFailed
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.on_ray.plan import GAIN, Capacity, SearchOutcome, TrialPlan, write_plan
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.sweeps import sweep as jobs
 from ctvr.orchestrator.sweeps.comparison import ConfirmationResult
 from ctvr.orchestrator.sweeps.plan import Plan, SweepRequest, plan_sweep

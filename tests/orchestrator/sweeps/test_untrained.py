@@ -1,8 +1,8 @@
 import pytest
 
-from ctvr.orchestrator.learning.presets import presets_of, with_recipe
-from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.learning.run import has_training
+from ctvr.orchestrator.learning.run.execute import has_training
+from ctvr.orchestrator.settings.presets import presets_of, with_recipe
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.sweeps.rerun import baseline
 from ctvr.orchestrator.sweeps.untrained import untrained_baselines, untrained_rows
 from ctvr.orchestrator.tables.presets import TableRow

@@ -16,7 +16,7 @@ from ctvr.orchestrator.tables.selection import measured_on
 from ctvr.orchestrator.tables.significance import Ranks
 from ctvr.orchestrator.tables.table import Table
 from ctvr.orchestrator.tables.table_columns import TWIN_NOTE
-from ctvr.orchestrator.tables.table_figures import curved, drawings
+from ctvr.orchestrator.tables.table_figures import list_drawings, select_curves
 from ctvr.orchestrator.tables.write import write
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from tests.refusing import refuses
@@ -66,8 +66,8 @@ def test_a_row_that_learns_once_at_the_end_forgets_nothing_and_has_one_point():
     assert row.values["r1"].mean == 24.0
     assert [step for step, *_ in row.curve] == [2]
     assert not row.matrices
-    assert not curved(Table("s", (), (row,)))
-    assert len(curved(Table("s", (), (row, *collect([run()]))))) == 2
+    assert not select_curves(Table("s", (), (row,)))
+    assert len(select_curves(Table("s", (), (row, *collect([run()]))))) == 2
 
 
 def test_a_row_that_replays_says_how_its_memory_is_written_and_drawn():
@@ -419,7 +419,7 @@ def test_a_table_of_images_counts_accuracy_and_compares_no_ranks():
     assert not any(row.vs_best or row.is_reference for row in table.rows)
     assert not any("rank" in mark for row in table.rows for mark in row.marks)
     assert "accuracy in percent after each task" in curves_html(table)
-    said = " ".join(f"{title} {panel.y}" for _, title, panels in drawings(table) for panel in panels)
+    said = " ".join(f"{title} {panel.y}" for _, title, panels in list_drawings(table) for panel in panels)
     assert "accuracy after each task" in said
     assert "R@1" not in said
     assert progress_text({"stream/knn/accuracy": 60.0}) == "accuracy 60.00"

@@ -22,8 +22,8 @@ from ctvr.orchestrator.config import build, select_prefix
 from ctvr.orchestrator.importers.ctvr import ACTNET_SETTINGS, MSRVTT_SETTINGS
 from ctvr.orchestrator.importers.cvlm import ALONE, CVLM_SETTINGS, PUBLISHED
 from ctvr.orchestrator.importers.images import BENCHMARKS
-from ctvr.orchestrator.learning.presets import with_recipe
-from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.settings.presets import with_recipe
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.tables.paper_numbers import benchmarks, published_tables
 from ctvr.orchestrator.tables.presets import TableRow, load_preset
 from ctvr.orchestrator.tables.unpublished_settings import unpublished

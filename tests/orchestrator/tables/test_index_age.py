@@ -14,7 +14,7 @@ from ctvr.orchestrator.tables.intervals import paired_changes
 from ctvr.orchestrator.tables.screen import to_text
 from ctvr.orchestrator.tables.significance import Ranks
 from ctvr.orchestrator.tables.table import Value
-from ctvr.orchestrator.tables.table_figures import drawings
+from ctvr.orchestrator.tables.table_figures import list_drawings
 from tests.orchestrator.tables.test_build import run
 
 QUERIES = [f"v{number}#0" for number in range(20)]  # 10 of each task
@@ -133,13 +133,13 @@ def test_the_mean_over_shares_is_that_of_the_worked_example():
 
 def test_r1_is_drawn_over_the_multiply_adds_that_each_share_costs():
     table = made(aged(0, BETTER), aged(1, BETTER))
-    panels = {name: panels for name, _, panels in drawings(table)}
+    panels = {name: panels for name, _, panels in list_drawings(table)}
     (line,) = panels["reencoding"][0].lines
     assert [(round(x, 6), mean) for x, mean, _ in line.points] == [(0.0, 50.0), (0.14, 40.5), (0.7, 60.0)]
     assert line.points[1][2] == pytest.approx(np.std([40, 41], ddof=1))
     assert [point[:2] for point in panels["backfilling"][0].lines[0].points] == [(0, 50.0), (25, 40.5), (100, 60.0)]
     (plain,) = tables([run()])
-    assert {"reencoding", "backfilling"}.isdisjoint(name for name, *_ in drawings(plain))
+    assert {"reencoding", "backfilling"}.isdisjoint(name for name, *_ in list_drawings(plain))
 
 
 @pytest.mark.parametrize(("seeds", "spread"), [(1, 0.0), (3, 0.0), (3, 0.05)])

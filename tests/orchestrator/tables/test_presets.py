@@ -13,10 +13,10 @@ from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
 from ctvr.orchestrator.config import build
 from ctvr.orchestrator.importers.ctvr import ACTNET_SETTINGS, MSRVTT_SETTINGS
 from ctvr.orchestrator.importers.cvlm import ALONE, CVLM_SETTINGS
-from ctvr.orchestrator.learning.factory import load_clip, make_method
-from ctvr.orchestrator.learning.presets import presets_of, with_recipe
-from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run.factory import load_clip, make_method
 from ctvr.orchestrator.on_ray.plan import SearchConfig
+from ctvr.orchestrator.settings.presets import presets_of, with_recipe
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.streams.load import RENDERED, load_stream
 from ctvr.orchestrator.sweeps.plan import clamp_values
 from ctvr.orchestrator.tables.paper_numbers import paper_numbers, published_rows, published_tables

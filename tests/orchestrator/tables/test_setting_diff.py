@@ -6,7 +6,7 @@ import pytest
 
 from ctvr.orchestrator.importers.ctvr import ACTNET_SETTINGS, MSRVTT_SETTINGS
 from ctvr.orchestrator.importers.cvlm import CVLM_SETTINGS
-from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.sweeps.table import paper_settings, papers_of
 from ctvr.orchestrator.tables.build import collect, tables
 from ctvr.orchestrator.tables.formats import to_csv, to_markdown

@@ -13,7 +13,7 @@ from ctvr.orchestrator.tables import write as write_file
 from ctvr.orchestrator.tables.build import tables
 from ctvr.orchestrator.tables.curves import changes
 from ctvr.orchestrator.tables.table import Table
-from ctvr.orchestrator.tables.table_figures import FIGURES, drawings, expert_shares, mean_cost, pareto
+from ctvr.orchestrator.tables.table_figures import FIGURES, expert_shares, list_drawings, mean_cost, pareto
 from ctvr.orchestrator.tables.write import write
 from tests.orchestrator.tables.test_build import PAPER, cvlm, run
 
@@ -29,13 +29,13 @@ def draw_only(monkeypatch, word: str) -> None:
 def drawn(*runs):
     """Return name -> panels of the one table of these runs."""
     (table,) = tables(list(runs))
-    return {name: panels for name, _, panels in drawings(table)}
+    return {name: panels for name, _, panels in list_drawings(table)}
 
 
 def test_each_figure_has_its_sentence_and_an_empty_table_has_none():
     text = DOCUMENT.read_text(encoding="utf-8")
     assert [name for name in (*FIGURES, "vary_<setting>") if f"_{name}`" not in text] == []
-    assert drawings(Table("empty", (), ())) == []
+    assert list_drawings(Table("empty", (), ())) == []
 
 
 def test_forgetting_is_learned_score_minus_final_score():
@@ -83,7 +83,7 @@ def test_current_r1_averages_scores_right_after_learning():
     (table,) = tables(records)
     assert [row.values["current"].mean for row in table.rows] == [50.0, 52.0]
     assert "R@1 (current)" in {column.title for column in table.columns}
-    panels = next(panels for name, _, panels in drawings(table) if name == "vary_m_hat")
+    panels = next(panels for name, _, panels in list_drawings(table) if name == "vary_m_hat")
     assert "R@1 (current) (%)" in {panel.y for panel in panels}
 
 
@@ -275,7 +275,7 @@ def test_task_orders_are_one_row_with_their_spread_in_figure_and_note():
     assert row.paper == {}
     assert "mean over 3 task orders: R@1 from 21.00 to 25.00, standard deviation 2.00 between orders" in row.marks[-1]
     assert not any("different" in note for note in (*table.notes, *row.marks))
-    r1, bwf = {name: panels for name, _, panels in drawings(table)}["orders"]
+    r1, bwf = {name: panels for name, _, panels in list_drawings(table)}["orders"]
     assert [(line.label, [point[:2] for point in line.points]) for line in r1.lines] == [
         ("lwf", [(0, 21.0), (1, 25.0), (2, 23.0)])
     ]

@@ -11,7 +11,7 @@ from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
 from ctvr.methods.base import Recipe
 from ctvr.orchestrator.catalog.methods import methods_text
 from ctvr.orchestrator.cli.main import main
-from ctvr.orchestrator.learning.presets import presets_of
+from ctvr.orchestrator.settings.presets import presets_of
 from ctvr.orchestrator.sweeps.table import paper_settings
 from ctvr.orchestrator.sweeps.verified_notes import verified_note, with_verified
 from ctvr.orchestrator.tables.build import tables

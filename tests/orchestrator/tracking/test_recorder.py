@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from ctvr.methods.base import Capabilities, Method
-from ctvr.orchestrator.learning.cost import video_cost
-from ctvr.orchestrator.learning.factory import load_trained
-from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.learning.evaluation.cost import video_cost
+from ctvr.orchestrator.learning.run.execute import RunPaths, execute
+from ctvr.orchestrator.learning.run.factory import load_trained
+from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.tracking.recorder import Recorder

@@ -6,7 +6,7 @@ import torch
 from ctvr.methods.backbone.architectures import TINY
 from ctvr.methods.backbone.load import load_backbone
 from ctvr.methods.base import Batch, Method
-from ctvr.orchestrator.learning.unique_videos import Losses
+from ctvr.orchestrator.learning.training.unique_videos import Losses
 from tools.bench.paths import repeating
 from tools.bench.reference import as_released, nothing_known, with_plain_attention
 from tools.bench.work import freeze_except, random_batch, second_task

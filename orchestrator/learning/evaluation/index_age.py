@@ -1,0 +1,248 @@
+"""Age of the stored index: R@1 of the same queries with old videos as stored, and re-encoded by the current model.
+
+The videos of task k are stored by the model after task k and are never encoded again (CTVR, section 3), while the
+captions of all tasks use the newest model. After a task this module re-encodes a share of the old videos, oldest first,
+and lets the same caption features search the mixed gallery. A method that moves captions back to the model of a stored
+video (`Capabilities.compensates_age`) does not move them for a re-encoded one.
+
+    stream/index/r1_P           R@1 with P % of the old videos re-encoded (old: of earlier tasks); 0 as stored, 100 all
+    stream/index/gap            r1_100 - r1_0: compatibility gap in points; task_NN/index/gap: of one task's captions
+    task_NN/index/gap_own       the same among the videos of that task alone; 0 for the newest task
+    stream/index/gained, lost   % of captions that are right in only one of the two galleries; gap = gained - lost.
+                                A tie counts by its chance
+    stream/index/update         R@1 of the captions and stored videos of earlier tasks, now less after the task before
+    stream/index/update_gained, update_lost    % of these captions that are right only now, or were only then
+    stream/index/update_gain    `update` over the change that the same captions have with these videos re-encoded
+    stream/index/videos         videos that were encoded for this after this task; seconds: the time that it took
+    stream/index/videos_P       videos of the searched gallery that the current model encoded after their task
+    stream/index/bytes          size of the stored features of all tasks so far, in float32
+
+BCT's criterion of backward compatibility (Shen et al., CVPR 2020) holds between two tasks where `update` > 0: more
+captions find the same stored videos, without the newest task's, than before. Its update gain is 1 where that is as much
+as re-encoding these videos gives, and absent where re-encoding changes nothing. Gaps and the gain need P = 100. Gaps
+are R@1 in points, over all captions so far (each counts once). A re-encoded gallery is not an upper bound: its old
+videos compete better with the new ones, and `gap` can be negative. The ranks at every P are kept in the record of the
+run (`RunState.aged_ranks`). FastFill calls the curve over P back-filling.
+
+Shapes: Q captions, V videos, T tasks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ctvr.orchestrator.learning.evaluation import metrics
+from ctvr.orchestrator.learning.evaluation.aged_ranking import caption_features_for, rank_aged
+from ctvr.orchestrator.learning.evaluation.evaluate import encode_texts, rank_features
+from ctvr.orchestrator.learning.evaluation.ranking import Positions, Ranked
+from ctvr.orchestrator.learning.evaluation.tiled_scorer import offsets
+from ctvr.orchestrator.learning.evaluation.unseen import distractor_metrics, unseen_metrics
+from ctvr.orchestrator.learning.record.run_state import Evaluation
+from ctvr.orchestrator.streams.query_rank import Rank
+
+if TYPE_CHECKING:
+    from ctvr.orchestrator.learning.evaluation.protocols import EvaluationContext
+    from ctvr.orchestrator.learning.record.run_state import RunState
+
+
+def optional_metrics(
+    context: EvaluationContext,
+    encode_gallery: Callable[..., Tensor],
+    reencodes: bool,
+    done: int,
+    own: Sequence[float],
+    record: RunState,
+    first: Mapping[str, float],
+) -> Evaluation:
+    """Compute the metrics of `reencode`, `unlearned_tasks`, `also` and `distractors` after `done` tasks.
+
+    Args:
+        context: inputs of the evaluation, with the stored galleries.
+        encode_gallery: `Loop._gallery`: encodes videos of a task by the current model, on all workers.
+        reencodes: whether the current model has encoded all stored galleries.
+        done: 0 measures the untrained model.
+        own: R@1 of the tasks so far, each in its own gallery.
+        record: state of the run after the former tasks.
+        first: metrics of the untrained model.
+    """
+    config, tasks = context.config, len(context.data.stream.tasks)
+    found = Evaluation()
+    if config.reencode and done and (config.reencode_after == "all" or done == tasks):
+        found.add(measure_ages(context, encode_gallery, reencodes, record.ranks))
+    if config.unlearned_tasks:
+        found.metrics.update(unlearned_metrics(context, encode_gallery, done))
+        if done == tasks and context.is_scoring:
+            found.metrics.update(transfer_metrics([*record.own, own], record.metrics))
+    if config.also:
+        found.metrics.update(unseen_metrics(context, done, first))
+    if config.distractors and done == tasks:
+        found.metrics.update(distractor_metrics(context))
+    return found
+
+
+def measure_ages(
+    context: EvaluationContext, encode_gallery: Callable[..., Tensor], reencodes: bool, former: Mapping[str, Rank]
+) -> Evaluation:
+    """Return the metrics of the module docstring after a task, and ranks; empty on a worker that only encodes.
+
+    Args:
+        former: query -> rank among the stored videos after the previous task.
+    """
+    config, stored, started = context.config, context.galleries, time.monotonic()
+    sizes, shares = [len(gallery) for gallery in stored], sorted({0, *config.reencode})
+    counts = _counts(sizes, 0 if reencodes else max(shares))
+    fresh = [encode_gallery(task, count=count) for task, count in enumerate(counts) if count]
+    fresh += stored[len(fresh) :]
+    seconds = time.monotonic() - started
+    queries = context.queries()
+    features = caption_features_for(context, queries, reencodes)
+    # Captions that are mapped to an older model search re-encoded videos unmapped
+    unmoved = caption_features_for(context, queries, True) if context.method.declared.compensates_age else None
+    if not context.is_scoring:
+        return Evaluation()
+    as_matrix = bool(context.method.declared.normalizes_scores)
+    ranked: dict[int, Ranked] = {}
+    for share in shares:
+        galleries = stored if reencodes else mix_galleries(stored, fresh, share)
+        about = queries, galleries, config, context.device, as_matrix
+        if unmoved is None:
+            ranked[share] = rank_features(context.method, features, *about)
+        else:
+            ranked[share] = rank_aged(context.method, features, unmoved, _counts(sizes, share), *about)
+    found = {f"stream/index/r1_{share}": metrics.recall(each.to_videos, 1) for share, each in ranked.items()}
+    if 100 in ranked:
+        found |= _gaps(ranked[0], ranked[100], offsets(len(q.target) for q in queries))
+    past = [name for asked in queries[:-1] for name in asked.names]
+    if past and not reencodes and former.keys() >= set(past):
+
+        def ranks_of(asked: Sequence[Tensor], galleries: Sequence[Tensor]) -> Positions:
+            kept = asked[: len(stored) - 1] if len(asked) > 1 else asked
+            about = queries[:-1], galleries[:-1], config, context.device, as_matrix
+            return rank_features(context.method, [each[: len(past)] for each in kept], *about).to_videos
+
+        afresh = ranks_of(features if unmoved is None else unmoved, fresh) if 100 in ranked else None
+        found |= _update(Positions.of([former[name] for name in past]), ranks_of(features, stored), afresh)
+    old = {share: sum(_counts(sizes, 100 if reencodes else share)) for share in shares}
+    found |= {f"stream/index/videos_{share}": float(count) for share, count in old.items()}
+    found["stream/index/videos"] = float(sum(counts))
+    found["stream/index/seconds"] = seconds
+    found["stream/index/bytes"] = float(sum(4 * gallery.numel() for gallery in stored))
+    names = [name for asked in queries for name in asked.names]
+    ranks = {str(share): dict(zip(names, each.to_videos.listed())) for share, each in ranked.items()}
+    return Evaluation(found, aged_ranks=ranks)
+
+
+def _counts(sizes: Sequence[int], share: int) -> list[int]:
+    """Return how many videos of each task are re-encoded: `share` % of those of earlier tasks, oldest first."""
+    left = sum(sizes[:-1]) * share // 100
+    counts = []
+    for size in sizes[:-1]:
+        counts.append(min(size, left))
+        left -= counts[-1]
+    return [*counts, 0]
+
+
+def mix_galleries(stored: Sequence[Tensor], fresh: Sequence[Tensor], share: int) -> list[Tensor]:
+    """Return the galleries with the oldest `share` % of the videos of earlier tasks taken from `fresh`.
+
+    Args:
+        stored: features (V, ...) of each task's videos; the last task is the newest.
+        fresh: the same by the current model; for a task, the first videos suffice if no more are used.
+        share: percent in [0, 100]; the count is rounded down.
+    """
+    counts = _counts([len(gallery) for gallery in stored], share)
+    return [
+        torch.cat([_wide(new[:count], old), _wide(old[count:], new)]) if count else old
+        for old, new, count in zip(stored, fresh, counts, strict=True)
+    ]
+
+
+def _wide(features: Tensor, other: Tensor) -> Tensor:
+    """Pad features with zeros to the width of `other`: after an upgrade, stored features have two widths."""
+    missing = other.shape[-1] - features.shape[-1]
+    return F.pad(features, (0, missing)) if missing > 0 else features
+
+
+def _gaps(stored: Ranked, fresh: Ranked, rows: Sequence[int]) -> dict[str, float]:
+    """Return the gaps overall and per task, and the share of captions that only one gallery answers correctly."""
+    found = {"stream/index/gap": metrics.recall(fresh.to_videos, 1) - metrics.recall(stored.to_videos, 1)}
+    found["stream/index/gained"], found["stream/index/lost"] = _flips(stored.to_videos, fresh.to_videos)
+    for index in range(len(rows) - 1):
+        part, task = slice(rows[index], rows[index + 1]), f"task_{index + 1:02d}/index"
+        for name, old, new in (("gap", stored.to_videos, fresh.to_videos), ("gap_own", stored.own, fresh.own)):
+            found[f"{task}/{name}"] = metrics.recall(new[part], 1) - metrics.recall(old[part], 1)
+    return found
+
+
+def _update(before: Positions, after: Positions, afresh: Positions | None = None) -> dict[str, float]:
+    """Return the change between two positions (Q,) of the same captions among the same stored videos.
+
+    Args:
+        before, after: positions by the previous task's model and by the current one.
+        afresh: positions by the current model, among the same videos re-encoded.
+    """
+    gained, lost = _flips(before, after)
+    change = metrics.recall(after, 1) - metrics.recall(before, 1)
+    found = {"stream/index/update": change, "stream/index/update_gained": gained, "stream/index/update_lost": lost}
+    possible = 0.0 if afresh is None else metrics.recall(afresh, 1) - metrics.recall(before, 1)
+    return {**found, "stream/index/update_gain": change / possible} if possible else found
+
+
+def _flips(before: Positions, after: Positions) -> tuple[float, float]:
+    """Return how much P(rank = 1) rises and falls from `before` to `after` (Q,), in percent of the captions."""
+    change = after.chance(1) - before.chance(1)
+    return 100.0 * change.clamp(min=0).mean().item(), -100.0 * change.clamp(max=0).mean().item()
+
+
+def unlearned_metrics(context: EvaluationContext, encode_gallery: Callable[..., Tensor], done: int) -> dict[str, float]:
+    """Return `task_NN/t2v/r1_unlearned`: R@1 of each task after the first `done`, in its own gallery.
+
+    Videos and captions are encoded with the parts (prompt, router) of the newest task. With `done` 0 the name is
+    `r1_untrained`. Empty on a worker that only encodes.
+    """
+    method, config = context.method, context.config
+    given = context.newest if method.declared.task_conditioned_text else None
+    found = {}
+    for index in range(done, len(context.data.stream.tasks)):
+        queries, gallery = context.data.queries(index, context.split), encode_gallery(index)
+        features = context.encode_sharded(
+            lambda tokens: encode_texts(method, tokens, given, config, context.device), queries.tokens
+        )
+        if context.is_scoring:
+            as_matrix = bool(method.declared.normalizes_scores)
+            ranked = rank_features(method, [features], [queries], [gallery], config, context.device, as_matrix)
+            name = "r1_unlearned" if done else "r1_untrained"
+            found[f"task_{index + 1:02d}/t2v/{name}"] = metrics.recall(ranked.own, 1)
+    return found
+
+
+def transfer_metrics(own: metrics.Matrix, former: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return forward transfer and ZSCL's Transfer, Avg and Last, from the own-gallery R@1 after every task.
+
+    Args:
+        own: R@1 of tasks 0..t after task t, for all T tasks.
+        former: metrics after tasks 1..T-1, with those of `unlearned_metrics`.
+
+    Returns:
+        `stream/transfer/fwt` (GEM, eq. 3, with the untrained model in place of a random one), `transfer`, `average`
+        and `last` (ZSCL, section 5), in points and percent. FWT and Transfer are undefined for one task, and absent.
+    """
+    tasks = len(own)
+    found = {"stream/transfer/last": sum(own[-1]) / tasks}
+    if tasks == 1:
+        return {**found, "stream/transfer/average": found["stream/transfer/last"]}
+    names = [f"task_{k + 1:02d}/t2v/r1_" for k in range(tasks)]
+    after = [[*own[t], *(former[t][f"{name}unlearned"] for name in names[t + 1 :])] for t in range(tasks - 1)]
+    after.append(list(own[-1]))
+    untrained = [former[0][f"{name}untrained"] for name in names]
+    found["stream/transfer/average"] = sum(map(sum, after)) / tasks**2
+    found["stream/transfer/fwt"] = sum(after[k - 1][k] - untrained[k] for k in range(1, tasks)) / (tasks - 1)
+    before = [sum(after[t][k] for t in range(k)) / k for k in range(1, tasks)]
+    found["stream/transfer/transfer"] = sum(before) / (tasks - 1)
+    return found

@@ -1,0 +1,154 @@
+"""Upgrade of the model within a stream: `upgrade.task=3 upgrade.backbone=NAME`.
+
+Tasks before `upgrade.task` run as they do without an upgrade, so their commits may come from such a run. Then a new
+method on the new backbone, with the same settings, learns the other tasks as a separate stream, and the index keeps the
+old method's features (methods/families/upgrade.py). The commits of later tasks hold the weights of both, so that a run
+resumes from its last commit alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ctvr.methods import find_method
+from ctvr.methods.base import Method, Task
+from ctvr.methods.families.strategy import Strategy
+from ctvr.methods.families.upgrade import Upgraded
+from ctvr.orchestrator.data.batches import StreamData, cut_tokens
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.evaluation.protocols import protocol_of
+from ctvr.orchestrator.streams.stream import Stream
+
+if TYPE_CHECKING:
+    from ctvr.orchestrator.settings.experiment import Experiment
+
+
+def check_upgrade(experiment: Experiment, stream: Stream) -> None:
+    """Refuse an upgrade that the stream, the method or another setting does not permit, before anything is decoded.
+
+    Raises:
+        ConfigError: if so; the message names the setting to change.
+    """
+    task, tasks, evaluation = experiment.upgrade.task, len(stream.tasks), experiment.evaluation
+    if not task:
+        return
+    if task > tasks:
+        raise ConfigError(f"must be 2 to {tasks}, the last task of {stream.name}, got {task}.", "upgrade.task")
+    declared = experiment.capabilities
+    names = [experiment.run.method, *([experiment.method.base] if experiment.base is not None else [])]
+    owns_score = any(find_method(name).score not in (Method.score, Strategy.score) for name in names)
+    reason = ""
+    if protocol_of(stream).kind != "ctvr" or protocol_of(stream).reencodes_gallery or declared.reencodes_gallery:
+        reason = f"needs an index that is never encoded again, which {experiment.name} on {stream.name} does not keep"
+    elif stream.has_features or stream.text_features:
+        reason = f"needs videos, but {stream.name} has features of one model"
+    elif declared.needs_umt or declared.several_text_vectors or declared.normalizes_scores or owns_score:
+        reason = f"needs captions and videos of one vector, compared by their dot product, unlike {experiment.name}"
+    if reason:
+        raise ConfigError(f"{task} {reason}", "upgrade.task", remedy="Use upgrade.task=0, or clip4clip on shapes-5.")
+    refused = {
+        "evaluation.select": evaluation.select == "best",
+        "evaluation.every_epoch": evaluation.every_epoch,
+        "evaluation.oracle_task": evaluation.oracle_task,
+    }
+    if wrong := [name for name, is_set in refused.items() if is_set]:
+        raise ConfigError(
+            f"{wrong[0]}: cannot be used with upgrade.task={task}, whose scores are comparable at the end of a task "
+            "only. Omit it."
+        )
+    for part in stream.method_tasks:
+        if len(part.train) < 3:
+            raise ConfigError(
+                f"{part.name} has {len(part.train)} training videos, too few to measure the scale of similarities",
+                "upgrade.task",
+                remedy="Use a stream with 3 or more in each task.",
+            )
+
+
+def new_experiment(experiment: Experiment) -> Experiment:
+    """Return the experiment with the new backbone."""
+    tower = experiment.upgrade.tower
+    named = {f"backbone.{each.name}": getattr(tower, each.name) for each in fields(tower)}
+    return replace(experiment, backbone=tower, settings={**experiment.settings, **named})
+
+
+class TwoTokenizers:
+    """The new backbone's tokenizer, which remembers the old one's tokens of every caption.
+
+    Args:
+        new, old: captions -> tokens (N, L) int64.
+        longest: `data.max_tokens`.
+        most: captions to remember besides those of the last call; None: all.
+    """
+
+    def __init__(
+        self,
+        new: Callable[[list[str]], Tensor],
+        old: Callable[[list[str]], Tensor],
+        longest: int | None,
+        most: int | None = None,
+    ) -> None:
+        self.new, self.old, self.longest, self.most = new, old, longest, most
+        self._known: dict[bytes, Tensor] = {}
+
+    def __call__(self, texts: list[str]) -> Tensor:
+        if self.most is not None and len(self._known) > self.most:
+            self._known.clear()
+        tokens, old = (cut_tokens(each(texts), self.longest) for each in (self.new, self.old))
+        for row, other in zip(tokens.numpy(), old):
+            self._known[_key(row)] = other
+        return tokens
+
+    def translate(self, tokens: Tensor) -> Tensor:
+        """Convert captions from new tokens (B, L) to tokens of the old tokenizer (B, L'), on the same device."""
+        found = torch.stack([self._known[_key(row)] for row in tokens.cpu().numpy()])
+        return found[:, : int((found != 0).any(dim=0).nonzero().max()) + 1].to(tokens.device)
+
+
+def _key(row: np.ndarray[Any, Any]) -> bytes:
+    return np.trim_zeros(row, "b").tobytes()
+
+
+def make_upgraded(
+    experiment: Experiment,
+    new: Method,
+    old: Method,
+    tasks: Sequence[Task],
+    tokens: TwoTokenizers,
+    device: torch.device | None = None,
+) -> Upgraded:
+    """Return the method from `upgrade.task` on, untrained, on a device.
+
+    Args:
+        experiment: a configuration with `upgrade.*`.
+        new, old: new methods on the two backbones, on the device.
+        tasks: tasks of the old method, for which `begin_task` is repeated.
+        tokens: tokens of the captions that the method will encode.
+        device: None for the CPU.
+    """
+    for task in tasks:
+        old.begin_task(task)
+    old.to(device)
+    about = experiment.upgrade.queries, experiment.upgrade.map
+    return Upgraded(new, old, len(tasks), tokens.translate, *about, tokens(["a"]).to(device)).to(device)
+
+
+def make_learner(
+    experiment: Experiment, new: Method, old: Method, data: StreamData, tokens: TwoTokenizers, pairs: StreamData
+) -> Upgraded:
+    """Return `make_upgraded` for the loop, which reads pairs of the old method to measure its scale.
+
+    Args:
+        data: stream for the new method (`Stream.after`).
+        pairs: stream for the old method.
+    """
+    learned = data.stream.learned
+    method = make_upgraded(experiment, new, old, [pairs.task(index) for index in range(learned)], tokens, data.device)
+    method.old_pairs = lambda: pairs.ordered_batches([learned - 1])
+    return method

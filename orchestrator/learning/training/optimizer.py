@@ -1,0 +1,154 @@
+"""Optimizer and learning rate schedule of one task; both are created for each task, as in most papers.
+
+`optim.carry_momentum` keeps the momentum of weights that still exist.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ctvr.methods.base import Decay, ParamGroup
+from ctvr.methods.layers.experts import drop_unchosen
+from ctvr.orchestrator.learning.training.custom_optimizers import AdamWHF, BertAdam
+from ctvr.orchestrator.settings.optim_config import OptimConfig
+
+
+def make_optimizer(
+    groups: Iterable[ParamGroup], config: OptimConfig, method: nn.Module | None = None
+) -> torch.optim.Optimizer:
+    """Make an optimizer for a method's groups; each torch group keeps its peak rate as `peak`.
+
+    Args:
+        groups: `Method.param_groups()`.
+        config: selects the optimizer, and the tensors that decay where a group has no rule.
+        method: owner of the parameters; needed for decay rules that use names.
+    """
+    made = _make(groups, config, method)
+    if method is not None:  # experts that a step did not choose are neither moved nor decayed
+        made.register_step_pre_hook(lambda *given: drop_unchosen(method))
+    return made
+
+
+def _make(groups: Iterable[ParamGroup], config: OptimConfig, method: nn.Module | None) -> torch.optim.Optimizer:
+    names = {} if method is None else {id(parameter): name for name, parameter in method.named_parameters()}
+    torch_groups: list[dict[str, Any]] = []
+    for group in groups:
+        rule = group.get("decay", config.decay_parameters)
+        decayed = [p for p in group["params"] if _decays(rule, p, names.get(id(p)))]
+        chosen = {id(p) for p in decayed}
+        rest = [p for p in group["params"] if id(p) not in chosen]
+        for params, decay in ((decayed, config.weight_decay), (rest, 0.0)):
+            if params:
+                torch_groups.append(
+                    {"params": params, "peak": group["lr"] * config.lr_scale, "weight_decay": decay, "lr": 0.0}
+                )
+    if config.name == "adamw_hf":
+        return AdamWHF(torch_groups, config.betas, config.eps)
+    if config.name == "bert_adam":
+        return BertAdam(torch_groups, config.betas, config.eps, config.grad_clip)
+    # On a CPU the other ways take square roots with MKL, which estimates them by an instruction whose result differs
+    # between processors
+    if config.name == "sgd":
+        return torch.optim.SGD(torch_groups, momentum=config.momentum, fused=True)
+    return torch.optim.AdamW(torch_groups, betas=config.betas, eps=config.eps, fused=True)
+
+
+def _decays(rule: Decay | None, parameter: nn.Parameter, name: str | None) -> bool:
+    if rule is None:
+        return False
+    if rule in {"matrices", "all", "no_vectors"}:
+        return rule == "all" or parameter.ndim > 1 or (rule == "no_vectors" and parameter.ndim == 0)
+    if name is None:
+        raise ValueError(
+            f"optim.decay_parameters: {rule} selects by parameter names. Pass the method that owns the parameters."
+        )
+    return "bias" not in name and not (rule == "no_bias_or_scale" and "logit_scale" in name)
+
+
+def lr_factor(step: int, steps: int, steps_per_epoch: int, is_first_task: bool, config: OptimConfig) -> float:
+    """Return the multiplier of every peak rate at optimizer step `step` (0-based) of `steps` in one task."""
+    return max(config.least, _scheduled(step, steps, steps_per_epoch, is_first_task, config))
+
+
+def _scheduled(step: int, steps: int, steps_per_epoch: int, is_first_task: bool, config: OptimConfig) -> float:
+    warm = 0.0 if config.warmup_tasks == "first" and not is_first_task else config.warmup
+    if warm <= 1:
+        warm *= steps
+    if config.schedule != "cosine_uncorrected_warmup":
+        warm = int(warm)
+    if config.schedule == "cosine_by_epoch":
+        return _by_epoch(step, steps, steps_per_epoch, int(warm))
+    if step < warm:
+        return min(1.0, (step + (config.warmup_from == "first")) / warm)
+    if config.schedule == "constant":
+        return 1.0
+    if config.schedule == "first_epoch":
+        return 1.0 if step < steps_per_epoch else config.first_epoch_scale
+    if config.schedule == "cosine_uncorrected_warmup":
+        warm = 0
+    if config.schedule == "cosine_epochs":
+        step = max(step - step % steps_per_epoch, int(warm))
+    last = steps - (config.schedule == "cosine_to_zero")
+    progress = min(1.0, (step + (config.schedule == "cosine_offset1") - warm) / max(1, last - warm))
+    cosine = 0.5 * (1 + math.cos(2 * math.pi * config.num_cycles * progress))
+    falling = 1 - progress if config.schedule == "linear" else max(0.0, cosine)
+    return config.final_share + (1 - config.final_share) * falling
+
+
+def _by_epoch(step: int, steps: int, steps_per_epoch: int, warm: int) -> float:
+    """Return Co2L's factor: a linear warm-up to the cosine's value at its end, then a cosine over 1-based epochs."""
+
+    def at(epoch: float) -> float:
+        return 1e-3 + (1 - 1e-3) * 0.5 * (1 + math.cos(math.pi * epoch * steps_per_epoch / steps))
+
+    if step >= warm:
+        return at(step // steps_per_epoch + 1)
+    return 0.02 + step / warm * (at(warm / steps_per_epoch) - 0.02)
+
+
+def batch_weights(sizes: Sequence[int], accumulate: int) -> list[float]:
+    """Return the weight of each batch's loss in its optimizer step: its share of the pairs of the step's batches.
+
+    A loss is a mean over pairs, so the step equals that of one batch with all pairs, even if the last group of an epoch
+    has fewer batches, or a batch has fewer pairs. Every worker has the same part of each batch, so the weights are
+    valid on all of them.
+
+    Args:
+        sizes: pairs in each of the epoch's batches, > 0.
+        accumulate: batches per step.
+    """
+    groups = [sizes[start : start + accumulate] for start in range(0, len(sizes), accumulate)]
+    return [size / sum(group) for group in groups for size in group]
+
+
+def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float, final_lr: float = 0.0) -> None:
+    """Set every group's rate to `factor` times its peak rate; to `final_lr` where that factor is 0."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak"] * factor if factor else final_lr
+
+
+def freeze_except(module: nn.Module, groups: Iterable[ParamGroup]) -> list[nn.Parameter]:
+    """Set `requires_grad` for exactly the parameters in `groups` and freeze all others.
+
+    Returns the trained parameters in order.
+
+    Raises:
+        ValueError: if a tensor appears twice or belongs to another module.
+    """
+    trained: dict[int, nn.Parameter] = {}
+    for group in groups:
+        for parameter in group["params"]:
+            if id(parameter) in trained:
+                raise ValueError(f"param_groups(): a tensor of group {group['name']!r} appears twice. Return it once.")
+            trained[id(parameter)] = parameter
+    own = {id(parameter) for parameter in module.parameters()}
+    if strangers := set(trained) - own:
+        raise ValueError(f"param_groups(): {len(strangers)} tensors are not parameters of the method. Remove them.")
+    for parameter in module.parameters():
+        parameter.requires_grad_(id(parameter) in trained)
+    return list(trained.values())

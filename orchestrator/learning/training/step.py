@@ -1,0 +1,43 @@
+"""Optimizer step of the task loop, which the checks of a method take too.
+
+`sum(losses)` is minimised; a step changes the parameters from their complete gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ctvr.methods.base import Method
+from ctvr.orchestrator.learning.training.optimizer import set_learning_rates
+from ctvr.orchestrator.settings.optim_config import OptimConfig
+
+
+def total_of(terms: Mapping[str, Tensor]) -> Tensor:
+    """Return the sum of named losses, a scalar."""
+    return torch.stack(list(terms.values())).sum()
+
+
+def take_step(
+    method: Method,
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[nn.Parameter],
+    optim: OptimConfig,
+    factor: float = 1.0,
+) -> Tensor:
+    """Change the parameters by their gradients, with the method's hooks before and after; return the gradient's norm.
+
+    Args:
+        factor: multiplies every learning rate, see `lr_factor`.
+    """
+    method.before_step()
+    norm = nn.utils.clip_grad_norm_(parameters, math.inf if optim.grad_clip is None else optim.grad_clip)
+    set_learning_rates(optimizer, factor, optim.final_lr)
+    optimizer.step()
+    torch.autograd.graph.increment_version(parameters)  # fused optimizers do not count their writes
+    optimizer.zero_grad(set_to_none=True)
+    method.after_step()
+    return norm

@@ -1,0 +1,291 @@
+"""Complete, checked configuration of one run, as `resolve` (resolve.py) builds it from a user's settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from ctvr.methods import CONFIGURATIONS, find_method
+from ctvr.methods.base import Method
+from ctvr.methods.capabilities import Capabilities, capabilities_of
+from ctvr.methods.settings import SettingError, require, setting
+from ctvr.orchestrator.config import Settings, flatten
+from ctvr.orchestrator.data.config import DataConfig
+from ctvr.orchestrator.data.device import Precision
+from ctvr.orchestrator.digests import digest_of
+from ctvr.orchestrator.keys.prefix_reuse import AccessLog, Prefixes, TrackedSettings, track_reads
+from ctvr.orchestrator.keys.run_key import (
+    NON_IDENTITY_SETTINGS,
+    code_digests,
+    contents_of,
+    describe_preprocessing,
+    environment,
+    protocol_digest,
+    stream_digest,
+    weights_digest,
+)
+from ctvr.orchestrator.settings.evaluation_config import EvaluationConfig
+from ctvr.orchestrator.settings.optim_config import OptimConfig
+from ctvr.orchestrator.streams.metric_names import ADDS_METRICS
+from ctvr.orchestrator.streams.stream import Stream
+
+if TYPE_CHECKING:
+    from ctvr.orchestrator.store.store import Store
+
+_ONLY_IF = "only where neither the JSON next to it nor the architecture's tags determine it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackboneConfig:
+    """Settings of the pre-trained CLIP, or of the network for images."""
+
+    name: str = setting(
+        "ViT-B-32-quickgelu",
+        doc="tiny-clip, tiny-clip-stem, UMT-B-16, UMT-L-16 or an open_clip architecture; for images resnet18 or "
+        "resnet18-8 (narrow)",
+    )
+    weights: str = setting("openai", doc="shipped (only for tiny-clip*), an open_clip tag, a local file, or random")
+    sha256: str = setting("", doc="SHA-256 of a local pickle file (.pt), which is read only if it matches")
+    vocabulary: str = setting("", doc="BERT's vocab.txt, for UMT's captions only")
+    activation: Literal["", "gelu", "quick_gelu"] = setting("", doc=f"activation of a local weights file, {_ONLY_IF}")
+    mean: tuple[float, ...] = setting((), doc=f"pixel mean of a local weights file, {_ONLY_IF}; std follows from it")
+    resize_mode: Literal["", "shortest", "squash", "longest"] = setting(
+        "", doc=f"resize mode of a local file, {_ONLY_IF}"
+    )
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """Return what the user states of a local file (`methods.backbone.weight_settings`)."""
+        return {name: value for name in ("activation", "mean", "resize_mode") if (value := getattr(self, name))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpgradeConfig:
+    """Replacement of the backbone within a stream, without re-encoding the index (learning/run/upgrade.py)."""
+
+    task: int = setting(0, doc="first task that the new backbone learns, 2 or more; 0: no upgrade")
+    backbone: str = setting("", doc="new backbone, as backbone.name")
+    weights: str = setting("shipped", doc="its weights, as backbone.weights")
+    sha256: str = setting("", doc="as backbone.sha256")
+    activation: Literal["", "gelu", "quick_gelu"] = setting("", doc="as backbone.activation")
+    mean: tuple[float, ...] = setting((), doc="as backbone.mean")
+    resize_mode: Literal["", "shortest", "squash", "longest"] = setting("", doc="as backbone.resize_mode")
+    queries: Literal["both", "map"] = setting(
+        "both",
+        doc="captions that search the old videos. both: encoded by the old model, two text passes; map: by the new "
+        "model, and mapped to the old space",
+    )
+    map: Literal["procrustes", "linear"] = setting(
+        "procrustes",
+        doc="map of captions, refitted after each task. procrustes: orthogonal (Drift-Adapter); linear: XBT's, in "
+        "closed form",
+    )
+
+    def __post_init__(self) -> None:
+        if self.task < 0 or self.task == 1:
+            raise SettingError(f"<task> must be 2 or more, got {self.task}", "Use 0 for no upgrade.")
+        if self.task and not self.backbone:
+            raise SettingError(f"<task> {self.task} needs the new backbone", "Add <backbone>=NAME.")
+        if self.backbone and not self.task:
+            raise SettingError(
+                f"<backbone> {self.backbone} is not used", "Add <task>=N, the first task that it learns."
+            )
+
+    @property
+    def tower(self) -> BackboneConfig:
+        """Return the settings of the new backbone."""
+        same = ("weights", "sha256", "activation", "mean", "resize_mode")
+        return BackboneConfig(name=self.backbone, **{name: getattr(self, name) for name in same})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Top-level settings of a run, which have no prefix."""
+
+    method: str = setting(doc="name from `ctvr methods`, or `module:Class`")
+    stream: str = setting(doc="name from `ctvr streams`, or a manifest file")
+    seed: int = setting(0, doc="seed of all random numbers")
+    precision: Precision = setting(
+        "fp32", doc="number format of the forward pass; weights and optimizer stay float32; tf32 acts on GPUs only"
+    )
+    deterministic: bool = setting(True, doc="deterministic GPU kernels; false changes the key of a run")
+    compile: bool = setting(
+        False, doc="torch.compile of the towers' blocks in which the method adds nothing; results differ by rounding"
+    )
+    workers: int = setting(1, doc="number of processes that train one model together")
+    threads: int = setting(1, doc="torch threads on a CPU")
+
+    def __post_init__(self) -> None:
+        require(self, ">= 1", "workers", "threads", hint="Use 1.")
+        if not 0 <= self.seed < 2**32:
+            raise SettingError(
+                f"<seed> must be a whole number from 0 to {2**32 - 1}, got {self.seed}", write="<seed>=1"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingConfig:
+    """Settings of records in addition to MLflow, and of stored weights. They do not affect results."""
+
+    mirror: Literal["none", "tensorboard", "wandb", "trackio"] = setting(
+        "none", doc="second record next to MLflow, offline, below the runs folder"
+    )
+    keep_checkpoints: bool = setting(
+        False, doc="keeps the weights after every task, not only the last two; other runs then reuse no task"
+    )
+
+
+GROUPS: dict[str, type] = {
+    "backbone": BackboneConfig,
+    "data": DataConfig,
+    "optim": OptimConfig,
+    "evaluation": EvaluationConfig,
+    "tracking": TrackingConfig,
+    "upgrade": UpgradeConfig,
+}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Complete configuration.
+
+    Attributes:
+        settings: every value, flat and dotted, defaults included.
+        layers: source ("the method", "the stream", "preset NAMES", "you") -> the settings that it gives; later sources
+            override earlier ones.
+    """
+
+    run: RunConfig
+    backbone: BackboneConfig
+    data: DataConfig
+    optim: OptimConfig
+    evaluation: EvaluationConfig
+    tracking: TrackingConfig
+    upgrade: UpgradeConfig
+    method: Any  # instance of the method's Config
+    base: Any | None  # instance of the wrapped retriever's Config, for a strategy
+    settings: Settings = field(default_factory=dict)
+    presets: tuple[str, ...] = ()
+    layers: dict[str, Settings] = field(default_factory=dict, compare=False)
+
+    @property
+    def name(self) -> str:
+        """Return the name in tables: that of the method or of its named configuration."""
+        for name, (method, preset) in CONFIGURATIONS.items():
+            if method == self.run.method and preset in self.presets:
+                return name
+        return self.run.method
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Map each given setting to its source; defaults and derived values have none."""
+        return {name: source for source, settings in self.layers.items() for name in settings}
+
+    @property
+    def defaults(self) -> Settings:
+        """Return the settings of the method, and of the retriever that it wraps, if none is given."""
+        configs = {**GROUPS, "method": find_method(self.run.method).Config}
+        if self.base is not None:
+            configs["base"] = find_method(self.method.base).Config
+        made = flatten(RunConfig(method=self.run.method, stream=self.run.stream))
+        for group, config in configs.items():
+            made |= flatten(config(), group)
+        frames = {name: made["data.num_frames"] for name in made if name.endswith(".num_frames")}
+        return made | frames | self.layers.get("the method", {})
+
+    def recommended(self, name: str) -> Any:
+        """Return the value of a setting that stream and presets recommend, else its default."""
+        given = [settings[name] for source, settings in self.layers.items() if source != "you" and name in settings]
+        return given[-1] if given else self.defaults[name]
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Return the method's capabilities under these settings, combined with those of the wrapped retriever."""
+        base = None if self.base is None else capabilities_of(find_method(self.method.base), self.base)
+        return capabilities_of(find_method(self.run.method), self.method, base)
+
+    @property
+    def trains_by_gradients(self) -> bool:
+        """Return whether an optimizer changes anything."""
+        return self.optim.epochs > 0 and find_method(self.run.method).param_groups is not Method.param_groups
+
+    @property
+    def trains_on_searched(self) -> bool:
+        """Return whether training reads features of the searched videos (in tables, the test videos)."""
+        return self._has("trains_on_searched")
+
+    @property
+    def keeps_videos(self) -> bool:
+        """Return whether a later task trains on videos of earlier tasks."""
+        return self._has("keeps_videos")
+
+    @property
+    def is_joint(self) -> bool:
+        """Return whether a training sees the pairs of all tasks so far."""
+        return bool(self.optim.epochs) and self.capabilities.trains_on == "seen"
+
+    def _has(self, fact: str) -> bool:
+        """Return a fact about the training of the method, of which that of the wrapped retriever is an argument."""
+        if not self.optim.epochs:
+            return False
+        of_base = self.base is not None and getattr(find_method(self.method.base), fact)(self.base)
+        return bool(getattr(find_method(self.run.method), fact)(self.method, of_base))
+
+    def key(self, stream: Stream, frames: str = "", device: str = "cpu") -> str:
+        """Return the digest of everything that determines the result (run_key.py).
+
+        Args:
+            stream: the stream in use, without skipped videos.
+            frames: `frames_digest` of the stream; empty for a plan whose videos are not read yet.
+            device: kind of device that computes, `cpu` or `cuda`.
+        """
+        return self.key_in(self.environment_digests(stream, frames, device))
+
+    def key_in(self, environment: dict[str, str]) -> str:
+        """Return the key in an environment, as `environment_digests` describes it."""
+        settings = self.settings.items()
+        decisive = {
+            k: v
+            for k, v in settings
+            if k not in NON_IDENTITY_SETTINGS and not (k in ADDS_METRICS and ADDS_METRICS[k] == v)
+        }
+        return digest_of({"settings": decisive, "contents": self.file_digests(), **environment})
+
+    def file_digests(self) -> dict[str, str]:
+        """Map each setting that names a file or folder to its digest, or to that of the new backbone's weights."""
+        new = self.upgrade
+        return {
+            **contents_of(self.method, "method"),
+            **({} if self.base is None else contents_of(self.base, "base")),
+            **({"upgrade.backbone": weights_digest(new.backbone, new.weights)} if new.task else {}),
+            **(describe_preprocessing(new.backbone, new.weights, new.tower.chosen, "upgrade.") if new.task else {}),
+        }
+
+    def environment_digests(self, stream: Stream, frames: str = "", device: str = "cpu") -> dict[str, str]:
+        """Return, by name, the digests that a key contains besides the settings. Arguments as in `key`."""
+        return {
+            "stream": stream.digest,
+            "frames": frames,
+            "weights": weights_digest(self.backbone.name, self.backbone.weights, self.backbone.vocabulary),
+            **describe_preprocessing(self.backbone.name, self.backbone.weights, self.backbone.chosen),
+            **code_digests(self.run.method, getattr(self.method, "base", None)),
+            **protocol_digest(stream.protocol),
+            **stream_digest(self.run.stream),
+            **environment(device),
+        }
+
+    def prefixes(self, store: Store, environment: dict[str, str]) -> Prefixes:
+        """Return the finished tasks that this run may share with others in the same environment."""
+        return Prefixes(store, digest_of(environment), self.settings, self.file_digests())
+
+    def track_reads(self, reads: AccessLog) -> Experiment:
+        """Return an equal experiment that records in `reads` every setting that is read."""
+        groups = {group: track_reads(getattr(self, group), group, reads) for group in GROUPS}
+        return Experiment(
+            track_reads(self.run, "", reads),
+            **groups,
+            method=track_reads(self.method, "method", reads),
+            base=None if self.base is None else track_reads(self.base, "base", reads),
+            settings=TrackedSettings(self.settings, reads),  # type: ignore[arg-type]
+            presets=self.presets,
+        )

@@ -1,0 +1,239 @@
+"""Resolution of settings into an `Experiment`.
+
+Settings come from the command line, presets and streams as flat `group.name` pairs; `resolve` fills in the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+
+from ctvr.methods.base import Capabilities, Method
+from ctvr.methods.settings import SettingError
+from ctvr.orchestrator.config import (
+    Settings,
+    build,
+    flatten,
+    select_prefix,
+    setting_error,
+    unknown_setting,
+)
+from ctvr.orchestrator.data.config import DataConfig
+from ctvr.orchestrator.errors import ConfigError, UntrustedCode
+from ctvr.orchestrator.setting_groups import known_settings, setting_names, settings_called
+from ctvr.orchestrator.settings.experiment import GROUPS, Experiment, RunConfig
+from ctvr.orchestrator.settings.presets import configured, get_method, preset_settings, with_base_method, with_recipe
+from ctvr.orchestrator.streams.stream import Stream
+
+
+def stored_capabilities(settings: Settings) -> Capabilities:
+    """Return the capabilities of a stored run's method; unknown settings of other versions are replaced by defaults.
+
+    Raises:
+        ConfigError: for a method that cannot be loaded here.
+    """
+    cls = get_method(str(settings["method"]))
+    given = known_settings(cls.Config, select_prefix(settings, "method"))
+    try:
+        return cls.capabilities(build(cls.Config, given, "method"))
+    except ConfigError:
+        return cls.capabilities(build(cls.Config, {}, "method"))
+
+
+@contextmanager
+def named_in(place: str) -> Iterator[None]:
+    """Add to an UntrustedCode error the file or record that names the class."""
+    try:
+        yield
+    except UntrustedCode as error:
+        inner = f": {error.place}" if error.place else ""
+        raise UntrustedCode(error.name, f"{place}{inner}") from error
+
+
+def check_domain(method: str, stream: Stream) -> None:
+    """Check that a method is for the domain of a stream.
+
+    Raises:
+        ConfigError: if it is not; the message names both and their domains.
+    """
+    if (domain := get_method(method).domain) != stream.domain:
+        remedy = {"videos": "clip4clip", "images": "image_finetune", "questions": "umt_qa"}[stream.domain]
+        raise ConfigError(
+            f"{method} is for {domain}, but stream {stream.name} has {stream.domain}",
+            "method",
+            remedy=f"Choose a method for {stream.domain}, such as {remedy}.",
+        )
+
+
+def resolve(
+    overrides: Mapping[str, Any], recommended: Mapping[str, Any] | None = None, presets: Sequence[str] = ()
+) -> Experiment:
+    """Check a user's configuration and fill in defaults. A run does this once, and passes the experiment on.
+
+    Later sources override earlier ones: defaults, `Method.OPTIMIZER`, the stream's recommended settings, the recipe and
+    the changes among the presets, the overrides. `with_recipe` adds the stream's recipe; here it must be in `presets`.
+
+    Args:
+        overrides: flat dotted settings as the user gave them; must contain `method` and `stream`.
+        recommended: `Stream.settings`.
+        presets: names from the method's PRESETS.
+
+    Raises:
+        ConfigError: for an unknown method, preset or setting, or a value outside its range.
+    """
+    if "method" not in overrides:
+        raise ConfigError("no method was given", "method", remedy="Add --method NAME; `ctvr methods` lists them.")
+    return _of_layers(overrides, recommended or {}, presets)
+
+
+def published(
+    method: str, recommended: Mapping[str, Any], presets: Sequence[str] = (), given: Mapping[str, Any] | None = None
+) -> Experiment:
+    """Return the experiment of a method as published, without a user's settings. `given`: those of a table's row."""
+    overrides = {**(given or {}), "method": method, "stream": ""}
+    return _of_layers(overrides, recommended, with_recipe(method, presets, recommended))
+
+
+def _of_layers(overrides: Mapping[str, Any], recommended: Mapping[str, Any], presets: Sequence[str]) -> Experiment:
+    """Order the settings of all sources, and build the experiment."""
+    name, presets = configured(str(overrides["method"]), presets)
+    overrides = {**with_base_method(overrides), "method": name}
+    cls = get_method(name)
+    of_presets = preset_settings(name, presets, overrides, recommended)
+    chosen = {**of_presets, **overrides}
+    if cls.wraps and "method.base" in recommended and "method.base" not in chosen:
+        with named_in(f"stream {overrides.get('stream')}"):
+            get_method(str(recommended["method.base"]))
+    layers: dict[str, Settings] = {
+        "the method": _optimizer_of(cls, {**recommended, **chosen}),
+        "the stream": dict(recommended),
+        f"preset {','.join(presets)}": of_presets,
+        "you": overrides,
+    }
+    return build_experiment(layers, presets)
+
+
+def with_values(experiment: Experiment, values: Mapping[str, Any]) -> Experiment:
+    """Return the experiment that `resolve` returns for other values of a user's settings, or raise its error.
+
+    Only the groups of these settings, and those that depend on them, are built and checked.
+    """
+    layers = {**experiment.layers, "you": {**experiment.layers["you"], **values}}
+    if not {"method", "method.base"}.isdisjoint(values):  # which have other presets
+        return _of_layers(layers["you"], layers["the stream"], experiment.presets)
+    changed = {name.partition(".")[0] if "." in name else "run" for name in values}
+    changed |= {"method", "base"} if "data" in changed else {"base"} if "method" in changed else set()
+    return build_experiment(layers, experiment.presets, {k: v for k, v in vars(experiment).items() if k not in changed})
+
+
+def build_experiment(
+    layers: dict[str, Settings], presets: Sequence[str] = (), groups: Mapping[str, Any] | None = None
+) -> Experiment:
+    """Build the groups of settings, and check them against each other.
+
+    Args:
+        layers: source -> its settings, as in `Experiment`; the last contains `method` and `stream`.
+        groups: name -> a group that is already built and checked.
+    """
+    given = {name: value for settings in layers.values() for name, value in settings.items() if name != "preset"}
+    cls, built = get_method(str(given["method"])), groups or {}
+    _refuse_unknown_names(cls, given)
+    run = built.get("run") or build(RunConfig, {name: value for name, value in given.items() if "." not in name})
+    made: dict[str, Any] = {
+        group: built.get(group) or build(config, select_prefix(given, group), group) for group, config in GROUPS.items()
+    }
+    made["method"] = built.get("method") or _build_method(cls, given, made["data"], "method")
+    made["base"] = built.get("base") or _build_base(cls, made["method"], given, made["data"])
+    if made["data"].batch_size % run.workers:
+        raise ConfigError(
+            f"{made['data'].batch_size} pairs cannot be split evenly over workers={run.workers}",
+            "data.batch_size",
+            remedy="Use a multiple of it.",
+        )
+    settings = flatten(run)
+    for group, value in made.items():
+        settings |= flatten(value, group) if value is not None else {}
+    return Experiment(run, **made, settings=settings, presets=tuple(presets), layers=layers)
+
+
+def _optimizer_of(cls: type[Method], settings: Settings) -> Settings:
+    """Return the defaults of `optim.*` that a method, or the retriever that it wraps, declares for its rates."""
+    if not cls.wraps:
+        return dict(cls.OPTIMIZER)
+    try:
+        return dict(get_method(str(settings.get("method.base", cls.Config().base))).OPTIMIZER)
+    except (UntrustedCode, ConfigError):  # refused later, with the place that names it
+        return {}
+
+
+def _build_method(cls: type[Method], settings: Settings, data: DataConfig, prefix: str) -> Any:
+    """Build the settings of a method; `num_frames`, if it has one, defaults to `data.num_frames`."""
+    values = select_prefix(settings, prefix)
+    frames = settings_called("num_frames", cls.Config, values)
+    made: Any = build(cls.Config, {**dict.fromkeys(frames, data.num_frames), **values}, prefix)
+    known: Capabilities = cls.capabilities(made)
+    if known.required_num_frames not in {None, data.num_frames}:
+        raise ConfigError(
+            f"{known.required_num_frames} differs from data.num_frames={data.num_frames}",
+            f"{prefix}.{frames[0] if frames else 'num_frames'}",
+            remedy="Omit it, or change data.num_frames.",
+        )
+    if data.sampling == "one_per_second" and not cls.wraps and not known.masks_missing_frames:
+        remedy = f"{prefix}.mask_missing=true, or " if hasattr(made, "mask_missing") else ""
+        raise ConfigError(
+            "one_per_second leaves frame slots of short videos empty, but this retriever reads all",
+            "data.sampling",
+            remedy=f"Use {remedy}data.sampling=segments or linspace.",
+        )
+    return made
+
+
+def _build_base(cls: type[Method], method: Any, settings: Settings, data: DataConfig) -> Any:
+    """Build the settings of the base that a strategy wraps, None for a retriever; refuse a base that it cannot wrap."""
+    name, own = settings["method"], select_prefix(settings, "base")
+    if not cls.wraps and own:
+        raise ConfigError(f"{name} does not wrap another method", f"base.{next(iter(own))}", remedy="Omit it.")
+    if not cls.wraps:
+        return None
+    try:
+        wrapped = get_method(method.base)
+    except UntrustedCode:
+        raise
+    except ConfigError as error:
+        raise error.at("method.base") from error
+    if wrapped.wraps:
+        raise ConfigError(
+            f"{name} cannot wrap {method.base}, which is a strategy itself; base.* holds the settings of "
+            "one retriever only",
+            "method.base",
+            remedy="Name a retriever, such as clip4clip.",
+        )
+    base = _build_method(wrapped, settings, data, "base")
+    try:
+        cls.check_base(method, wrapped, base)
+    except SettingError as error:
+        said = setting_error(error, "method")
+        fault = f"{name} cannot wrap {method.base}: {said.fault}"
+        raise ConfigError(fault, "method.base", remedy=said.remedy, write=said.write) from error
+    except ValueError as error:
+        raise ConfigError(f"{name} cannot wrap {method.base}: {error}", "method.base") from error
+    return base
+
+
+def _refuse_unknown_names(method: type[Method], settings: Mapping[str, Any]) -> None:
+    """Refuse a setting that does not exist; settings of a wrapped retriever are checked later."""
+    known = settings_of(method)
+    for name, value in settings.items():
+        if name not in known and not name.startswith("base."):
+            raise unknown_setting(name, value, known)
+
+
+def settings_of(method: type[Method]) -> list[str]:
+    """List the dotted settings of a method's run, the method's own first, without those of a wrapped retriever."""
+    groups: dict[str, Any] = {"method": method.Config, **GROUPS}
+    return [
+        *(field.name for field in fields(RunConfig)),
+        *(f"{group}.{name}" for group, config in groups.items() for name in setting_names(config)),
+    ]

@@ -1,0 +1,143 @@
+"""Pauses between epochs: a run that several processes train in turn equals an uninterrupted one."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from ctvr.methods import METHODS
+from ctvr.orchestrator.learning.record.run_state import RunState
+from ctvr.orchestrator.learning.run.execute import Result, RunPaths, execute
+from ctvr.orchestrator.learning.training.epoch_state import EpochReports
+from ctvr.orchestrator.settings.experiment import Experiment
+from ctvr.orchestrator.settings.resolve import resolve
+from ctvr.orchestrator.store.gc import PAUSES, find_weights
+from ctvr.orchestrator.streams.load import load_stream
+
+QUICK = ("clip4clip", "framefusion_moe", "base_moco", "er_ring")
+
+
+class Stopped(Exception):
+    """Ends a process at a pause."""
+
+
+@pytest.fixture
+def one(runs: Path, manifest: str) -> str:
+    """Return the first task of the small stream as a separate stream."""
+    content = json.loads(Path(manifest).read_text())
+    file = Path(manifest).with_name("one.json")
+    file.write_text(json.dumps({**content, "name": "one", "tasks": content["tasks"][:1]}))
+    return str(file)
+
+
+def planned(one: str, runs: Path, method: str = "clip4clip", **more: object) -> Experiment:
+    named = {name.replace("__", "."): value for name, value in more.items()}
+    settings = {"optim.epochs": 3, "evaluation.split": "val", "evaluation.every_epoch": True, **named}
+    return resolve({"method": method, "stream": one, **settings}, load_stream(one, runs).settings)
+
+
+def paused(experiment: Experiment, runs: Path, *epochs: int) -> None:
+    """Train in processes that end after these epochs."""
+    for epoch in epochs:
+        seen: list[int] = []
+
+        def report(record: RunState, epoch: int = epoch, seen: list[int] = seen) -> None:
+            seen.append(len(record.training))
+            if len(record.training) >= epoch:
+                raise Stopped
+
+        with pytest.raises(Stopped):
+            execute(experiment, RunPaths(runs), epochs=EpochReports(report, epoch))
+        assert seen[-1] == epoch
+
+
+def numbers(record: RunState) -> tuple[object, ...]:
+    return record.own, record.union, record.metrics, record.training, record.ranks, record.steps
+
+
+def check_equal(got: Result, whole: Result) -> None:
+    assert numbers(got.record) == numbers(whole.record)
+    mine, others = got.method.state_dict(), whole.method.state_dict()
+    assert mine.keys() == others.keys()
+    assert all(torch.equal(mine[name], others[name]) for name in mine)
+
+
+def check_paused_run(experiment: Experiment, runs: Path) -> Result:
+    whole = execute(experiment, RunPaths(runs), fresh=True)
+    paused(experiment, runs, *range(1, len(whole.record.training)))
+    store = RunPaths(runs).open_store()
+    is_stored = len(whole.record.training) > 1 and not whole.method.declared.has_epoch_state
+    assert len(store.list(PAUSES)) == is_stored  # the newest only
+    check_equal(execute(experiment, RunPaths(runs)), whole)
+    assert store.list(PAUSES) == []
+    return whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", QUICK)
+def test_a_run_that_pauses_after_every_epoch_equals_an_unbroken_one(method, one, runs):
+    whole = check_paused_run(planned(one, runs, method), runs)
+    assert len(whole.record.training) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in QUICK])
+def test_every_method_may_pause(method, one, runs):
+    check_paused_run(planned(one, runs, method, optim__epochs=2), runs)
+
+
+@pytest.mark.parametrize("name", ["adamw_hf", "bert_adam", "sgd"])
+def test_every_optimizer_continues(name, one, runs):
+    check_paused_run(planned(one, runs, optim__name=name), runs)
+
+
+def test_the_best_epoch_and_the_epochs_without_a_better_one_are_kept(one, runs):
+    """With a rate of 0 no epoch is better than the first: training ends one epoch after `patience_start`."""
+    more = {"method.lr": 0.0, "optim.epochs": 6, "evaluation.patience": 2, "evaluation.patience_start": 1}
+    experiment = planned(one, runs, **{"evaluation.select": "best", **more})
+    whole = check_paused_run(experiment, runs)
+    assert len(whole.record.training) == 3
+    assert len({row["epoch/t2v/r1"] for row in whole.record.training}) == 1
+
+
+def test_epoch_metrics_end_at_the_task_metrics_and_change_nothing(one, runs):
+    with_epochs, without = (
+        execute(planned(one, runs, "framefusion_moe", evaluation__every_epoch=is_on), RunPaths(runs), fresh=True)
+        for is_on in (True, False)
+    )
+    rows = with_epochs.record.training
+    assert with_epochs.record.metrics == without.record.metrics
+    assert [{k: v for k, v in row.items() if not k.startswith("epoch/")} for row in rows] == without.record.training
+    last = {name: value for name, value in rows[-1].items() if name.startswith("epoch/")}
+    task = with_epochs.record.metrics[0]
+    assert {"epoch/t2v/r1", "epoch/t2v/r1_gain", "epoch/t2v/r5"} <= last.keys()
+    assert all(task[name.replace("epoch", "stream", 1)] == value for name, value in last.items())
+
+
+def test_a_damaged_pause_is_trained_again(one, runs):
+    experiment = planned(one, runs)
+    whole = execute(experiment, RunPaths(runs), fresh=True)
+    paused(experiment, runs, 2)
+    store = RunPaths(runs).open_store()
+    (name,) = store.list(PAUSES)
+    kept = store.get_json(PAUSES, name)["weights"]
+    lost = find_weights(store, [name.partition("/")[0]])  # of a trial that was stopped there
+    assert f"weights/{kept}.safetensors" in {entry.name for entry in lost.entries}
+    store.delete("weights", store.get_json(PAUSES, name)["weights"])
+    check_equal(execute(experiment, RunPaths(runs)), whole)
+
+
+def test_a_run_that_was_killed_after_its_pause_reports_it_first(one, runs):
+    experiment = planned(one, runs)
+    paused(experiment, runs, 2)
+    told: list[int] = []
+
+    def report(record: RunState) -> None:
+        told.append(record.steps)
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        execute(experiment, RunPaths(runs), epochs=EpochReports(report, 2))
+    whole = execute(experiment, RunPaths(runs), fresh=True)
+    assert told == [int(whole.record.training[1]["step"])]  # nothing was trained before
