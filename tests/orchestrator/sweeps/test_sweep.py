@@ -156,7 +156,7 @@ CONDITIONS = {  # words of --space -> where, a part of what is said
     (KINDS, "method.reducer.r=1,2 where method.reducer.name"): (
         *("--space: 'method.reducer.r=1,2 where method.reducer.name': where", "is not name=VALUE"),
     ),
-    ("method.rank=1,2 where",): ("--space", "is missing after 'where'. Write for example method.rank=1,2 where "),
+    ("method.rank=1,2 where",): ("--space", "is missing after 'where'. Write for example method.rank=1,2 where"),
     ("method.rank=1,2 if a=1,2",): ("--space", "Write for example method.rank=1,2 where a=1,2."),
     ("where method.rank=4",): ("--space", "its setting is missing"),
     ("method.rank=[1,2]",): ("--space", "need no brackets. Write method.rank=1,2."),
