@@ -6,7 +6,7 @@ import pytest
 
 from ctvr.orchestrator.cli.main import main, make_parser
 from ctvr.orchestrator.cli.options import add_execution_options, get_execution, split_commas
-from ctvr.orchestrator.errors import ConfigError
+from tests.refusing import missing_from, refuses
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -31,13 +31,10 @@ def test_nodes_and_gpus_of_a_cluster_file_are_defaults(monkeypatch):
     assert parse().gpus_per_trial == 0  # trains on CPUs, which is not the same as to say nothing
 
 
-@pytest.mark.parametrize(
-    ("variable", "text", "what"),
-    [("NODES", "2.5", "whole number"), ("GPUS_PER_TRIAL", "all", "number"), ("GPUS_PER_TRIAL", "-1", "number")],
-)
-def test_a_variable_that_is_not_a_number_is_refused_by_its_name(monkeypatch, variable, text, what):
+@pytest.mark.parametrize(("variable", "text"), [("NODES", "2.5"), ("GPUS_PER_TRIAL", "all"), ("GPUS_PER_TRIAL", "-1")])
+def test_a_variable_that_is_not_a_number_is_refused_by_its_name(monkeypatch, variable, text):
     monkeypatch.setenv(f"CTVR_{variable}", text)
-    with pytest.raises(ConfigError, match=f"CTVR_{variable}='{text}' in the environment is not a {what}"):
+    with refuses(f"CTVR_{variable}='{text}'"):
         parse()
 
 
@@ -90,5 +87,5 @@ def test_a_command_offers_the_folders_that_it_reads(words, folders):
 def test_a_folder_that_a_command_does_not_read_is_refused(capsys):
     assert main(["table", "--store", "https://me:hunter2@host/bucket"]) == 2
     said = capsys.readouterr().err
-    assert "--store: is an option of ctvr sweep, ctvr run, ctvr reproduce, not of this command" in said
+    assert not missing_from(said, "--store", "sweep", "run", "reproduce")
     assert "hunter2" not in said

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from ctvr.orchestrator.cli.main import main, make_parser
-from tests.orchestrator.cli.test_main import MISTAKES
+from tests.orchestrator.cli.test_mistakes import MISTAKES
 
 RUN = "run clip4clip shapes-5"
 SWEEP = "sweep clip4clip shapes-5"

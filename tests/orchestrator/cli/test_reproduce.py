@@ -8,6 +8,7 @@ import pytest
 from ctvr.orchestrator.cli.main import main
 from ctvr.orchestrator.tables import paper_items
 from ctvr.orchestrator.tables.paper_items import text
+from tests.refusing import missing_from
 
 
 @pytest.fixture
@@ -51,10 +52,9 @@ def test_the_plan_counts_runs_and_says_what_is_here_and_runs_nothing(stream, tmp
     assert "tiny-clip, other.safetensors: missing; a run downloads them" in capsys.readouterr().out
     assert main(["reproduce", "framefusion/table1", "--plan", "--stream", "msrvtt-10", *runs]) == 0
     shown = capsys.readouterr().out
-    assert "videos    not available: stream: no stream called 'msrvtt-10'" in shown
-    assert "Import the benchmark's files first" in shown
+    assert re.search(r"videos    not available: stream: .*'msrvtt-10'", shown)
     assert main(["reproduce", "framefusion/table1", "--plan", "--stream", "msrvt-10", *runs]) == 2
-    assert "stream: no stream called 'msrvt-10'" in capsys.readouterr().err
+    assert not missing_from(capsys.readouterr().err, "stream", "'msrvt-10'")
 
 
 def test_claims_plan_lists_rows_and_runs_nothing(stream, tmp_path, capsys):
@@ -71,7 +71,7 @@ def test_claims_plan_lists_rows_and_runs_nothing(stream, tmp_path, capsys):
     assert "3 rows x 3 seeds = 9 runs of 1 task\n" in shown
     assert main([*words, "--stream", "msrvtt-10"]) == 0
     shown = capsys.readouterr().out
-    assert "videos    not available: stream: no stream called 'msrvtt-10'" in shown
+    assert re.search(r"videos    not available: stream: .*'msrvtt-10'", shown)
     assert re.search(r"runs      \d+ rows x 3 seeds = \d+ runs\n", shown)
     assert "framefusion-ffa: framefusion_moe against framefusion_moe:no-ffa, r1 (higher by 9.14 %)" in shown
     assert not (tmp_path / "runs" / "mlflow.db").exists()
@@ -101,7 +101,7 @@ def test_one_setting_is_varied_and_the_recommended_value_runs_once(stream, tmp_p
     rows = ["framefusion_moe", *blocks, *experts, *betas, "data.num_frames=6", "data.num_frames=18"]
     assert f"{len(rows)}: {', '.join(rows)}\n" in capsys.readouterr().out
     assert main([*words[:2], "method.beta=0.1", *words[2:]]) == 2
-    assert "method.beta: the table varies this setting" in capsys.readouterr().err
+    assert "method.beta" in capsys.readouterr().err
 
     asked = []
     (tmp_path / "two.mp4").write_bytes(b"0")
@@ -111,19 +111,16 @@ def test_one_setting_is_varied_and_the_recommended_value_runs_once(stream, tmp_p
     preset = asked[0][0].preset
     assert [row.name for row in preset.rows] == ["structalign", "zero_shot", "method.lambda1=0.1", "method.lambda1=0.5"]
     assert (preset.seeds, preset.search["trials"], preset.varies) == (2, 0, ("method.lambda1",))
-    for more, message in (
-        (["--vary", "method.lamda1=1"], "method.lamda1: no such setting. Write method.lambda1=1"),
-        (["--vary", "method.lambda1"], "--vary: 'method.lambda1' is not name=VALUE,VALUE"),
-        (["--vary", "seed=1,2"], "seed: not applicable"),
-        (["--vary", "method.lambda1=1", "--trials", "4"], "without a search. Omit search.trials"),
-        (
-            ["--vary", "method.lambda1=1", "--space", "method.lambda2=1,2"],
-            "Omit --space, --space-add, --top and --rows",
-        ),
+    for more, values in (
+        (["--vary", "method.lamda1=1"], "method.lamda1 method.lambda1=1"),
+        (["--vary", "method.lambda1"], "--vary 'method.lambda1'"),
+        (["--vary", "seed=1,2"], "seed"),
+        (["--vary", "method.lambda1=1", "--trials", "4"], "search.trials"),
+        (["--vary", "method.lambda1=1", "--space", "method.lambda2=1,2"], "--space --space-add --top --rows"),
     ):
         capsys.readouterr()
         assert main([*vary, *more]) == 2
-        assert message in capsys.readouterr().err
+        assert not missing_from(capsys.readouterr().err, *values.split())
 
 
 def test_the_list_and_every_mistake_in_one_line(capsys, monkeypatch):
@@ -132,16 +129,16 @@ def test_the_list_and_every_mistake_in_one_line(capsys, monkeypatch):
     papers, items = paper_items.read()
     missing = paper_items.Item(item="camoe/fig9", shows="a film", why="its videos are not public")
     monkeypatch.setattr(paper_items, "read", lambda: (papers, (*items, missing)))
-    for words, message in (
-        ([], "name an item, e.g. tempme/table2"),
-        (["--list", "bmu/table1"], "--list lists all items"),
-        (["camoe/fig9"], "camoe/fig9 (a film) does not run: its videos are not public"),
-        (["bmu/table1", "--preset", "paper"], "--preset paper: the item determines the preset"),
-        (["bmu/table1", "--only", "bmu-base"], "--only bmu-base: applies to claims only"),
-        (["claims", "--only", "bmu-bas"], "claim 'bmu-bas' does not exist. Did you mean 'bmu-base'"),
-        (["claims", "--rows", "lora"], "--rows lora: the claims determine the rows. Write --only CLAIM."),
-        (["claims", "--task-orders", "4"], "--task-orders 4: claims are compared over seeds. Write --seeds N."),
-        (["claims", "--trials", "2"], "--trials 2: the rows of claims are not searched"),
+    for words, values in (
+        ([], "tempme/table2"),
+        (["--list", "bmu/table1"], "--list"),
+        (["camoe/fig9"], "camoe/fig9"),
+        (["bmu/table1", "--preset", "paper"], "--preset paper"),
+        (["bmu/table1", "--only", "bmu-base"], "--only bmu-base"),
+        (["claims", "--only", "bmu-bas"], "'bmu-bas' 'bmu-base'"),
+        (["claims", "--rows", "lora"], "--rows lora --only"),
+        (["claims", "--task-orders", "4"], "--task-orders 4 --seeds"),
+        (["claims", "--trials", "2"], "--trials 2"),
     ):
         assert main(["reproduce", *words]) == 2
-        assert message in capsys.readouterr().err
+        assert not missing_from(capsys.readouterr().err, *values.split())

@@ -5,8 +5,9 @@ import pytest
 from ctvr.orchestrator.cli import mistakes
 from ctvr.orchestrator.cli.main import main
 from ctvr.orchestrator.errors import ConfigError
-from tests.orchestrator.cli.test_main import MISTAKES
+from tests.orchestrator.cli.test_mistakes import MISTAKES
 from tests.orchestrator.cli.test_refusals import REFUSED
+from tests.rewording import reword
 
 COMMANDS = [list(words) for words, _ in MISTAKES] + [line.split() for line in REFUSED]
 COMMANDS += [["run", "CLIP4Clip", "shapse-5", "--epochs", "2", "lr=1e-5", "optim.warmpu=0.2", "--presett", "paper"]]
@@ -26,23 +27,11 @@ def corrections(monkeypatch, commands) -> list[str]:
     return found
 
 
-def reverse_texts(monkeypatch) -> None:
-    made = ConfigError.__init__
-
-    def reversed_words(text):
-        return " ".join(reversed(str(text).split(" ")))
-
-    def init(self, fault="", where="", got=None, remedy="", *data, **named):
-        made(self, reversed_words(fault), where, got, reversed_words(remedy), *data, **named)
-
-    monkeypatch.setattr(ConfigError, "__init__", init)
-
-
 @pytest.mark.slow
 def test_corrected_commands_do_not_depend_on_the_wording(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     before = corrections(monkeypatch, COMMANDS)
-    reverse_texts(monkeypatch)
+    reword(monkeypatch)
     after = corrections(monkeypatch, COMMANDS)
     assert after == before
     assert sum(bool(each) for each in before) > 20

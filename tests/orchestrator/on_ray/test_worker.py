@@ -101,5 +101,5 @@ def test_a_worker_on_another_host_with_other_sources_refuses():
     _check_sources(plan())  # of an older version
     _check_sources(plan(host="elsewhere", sources=source_digest()))
     _check_sources(plan(host=platform.node(), sources="0123456789ab"))  # the user's own edits while a sweep runs
-    with refuses(remedy=True):
+    with refuses("0123456789ab"):
         _check_sources(plan(host="elsewhere", sources="0123456789ab"))
