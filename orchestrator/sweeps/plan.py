@@ -117,7 +117,7 @@ class Plan:
 
     @property
     def searches(self) -> dict[str, PlannedSearch]:
-        """Return row -> its search; the only search of a sweep that is no table has no name."""
+        """Return row -> its search; the search of one method has the empty name."""
         is_table = self.request.is_table
         return {each.row.name if is_table else "": each.search for each in self.rows if each.search is not None}
 
