@@ -152,7 +152,7 @@ REFUSED: dict[tuple[str, str], list[tuple[Any, str]]] = {
         (packed(a__mp4="1", a__txt="x", b__txt="x"), ": 'b' has no video"),
         (packed(a__mp4="1", a__webm="1", a__txt="x"), ": 'a' has two files of a video"),
         (packed(a__mp4="1", a__txt=b"caf\xe9"), ": ... is not UTF-8"),
-        (packed(a__mp4="1", a__json="[1]"), ": its .json is not an object"),
+        (packed(a__mp4="1", a__json="[1]"), ": ... its .json is not an object"),
         (TWO_VALUES, ": 'a': its .json files have two values for text"),
         (packed(a__mp4="1", a__json="{"), ": cannot be read as .tar"),
         (packed(a__mp4=""), "'a.mp4' is not a whole file within it"),

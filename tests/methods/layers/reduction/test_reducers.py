@@ -195,7 +195,7 @@ SCHEDULES: dict[str, Callable[[Clip], object]] = {
     "reducer.num_frames=8": lambda clip: encode(
         clip, small(clip, "tempme", num_frames=12), torch.randn(1, 8, 3, 32, 32)
     ),
-    "between reducer": lambda clip: combine([BlockSeams(between=len)], [BlockSeams(between=len)]),
+    "0": lambda clip: combine([BlockSeams(between=len)], [BlockSeams(between=len)]),
     "2 1": lambda clip: combine([BlockSeams(between=len)], [BlockSeams(between=len)] * 2),
 }
 
