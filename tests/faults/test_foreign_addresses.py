@@ -438,6 +438,6 @@ def test_a_file_of_another_user_in_a_shared_folder_is_refused(tmp_path, monkeypa
     file.write_text("127.0.0.1:1")
     addresses.require_own(file)
     monkeypatch.setattr("ctvr.orchestrator.addresses.os.getuid", lambda: os.geteuid() + 1)
-    with refuses(file, remedy=True):
+    with refuses(file):
         addresses.require_own(file)
     addresses.require_own(file, os.geteuid())

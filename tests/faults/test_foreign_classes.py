@@ -8,6 +8,7 @@ import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from ctvr.orchestrator.cli.main import main
 from ctvr.orchestrator.errors import UntrustedCode
 from ctvr.orchestrator.on_ray.plan import TrialPlan, write_plan
 from ctvr.orchestrator.settings.resolve import resolve
+from ctvr.orchestrator.sweeps.plan import request_search
 from ctvr.orchestrator.tracking.server import default_uri
 from ctvr.orchestrator.tracking.tracker import Tracker
 from tests.refusing import missing_from, refuses
@@ -52,7 +54,7 @@ def theirs(learned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, method in (("plan", EVIL), ("trials", "clip4clip")):
         settings = {"method": EVIL, "stream": str(root / "base.json")}
         plan = TrialPlan(name, str(runs), str(root / "s"), default_uri(runs), None, str(root), settings=settings)
-        request = {"method": method, "stream": str(root / "base.json"), "name": name, "overrides": {}}
+        request = asdict(request_search(method, str(root / "base.json"), name, {}))
         write_plan(plan, runs / "sweeps" / name, request=request, where={})
     marked = f"import os\n\nopen({str(root / 'ran')!r}, 'w').close()\n"
     (root / "evil.py").write_text(EXAMPLE.read_text().replace("import os\n", marked))

@@ -111,7 +111,13 @@ PLAN = {
         **dict.fromkeys(("sweep", "root", "store", "tracking_uri", "parent", "storage"), "x"),
         "presets": ["paper"],
     },
-    "request": {"method": "lwf", "stream": "s", "name": "n", "overrides": {"optim.epochs": 1}, "space": ["a=1,2"]},
+    "request": {
+        "stream": "s",
+        "name": "n",
+        "overrides": {"optim.epochs": 1},
+        "space": ["a=1,2"],
+        "preset": {"title": "", "protocol": "any", "stream": "s", "rows": [{"name": "lwf", "method": "lwf"}]},
+    },
     "where": {"nodes": 1, "address": None},
     "sources": "s",
 }

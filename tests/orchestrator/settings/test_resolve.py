@@ -100,7 +100,7 @@ MISTAKES = {
     "method=upper_bound stream=s method.base=x": ("method", "", "'x'"),
     "method=dsl stream=s method.base=lwf": ("method.base", "", "lwf, which is a strategy itself"),
     "method=dsl stream=s method.base=camoe": ("method.base", "", "contrastive loss over the pairs of a batch"),
-    "method=dsl stream=s method.base=base_moco": ("method.base", "", "dsl cannot wrap base_moco: "),
+    "method=dsl stream=s method.base=base_moco": ("method.base", "", "dsl cannot wrap base_moco"),
     "method=lwf_moco stream=s method.base=clip4clip": ("method.base", "method.base=base_moco", "queues of keys"),
     "method=zscl stream=s method.base=tempme": ("method.base", "method.reference_frames=12", "videos of 1 frames"),
     "method=tempme stream=s method.reducer.num_frames=8": ("method.reducer.num_frames", "", "data.num_frames=12. Omit"),

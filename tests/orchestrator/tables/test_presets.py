@@ -199,7 +199,7 @@ def test_a_file_that_breaks_the_format_is_refused_in_one_line(tmp_path: Path, da
 TWICE = {"name": "camoe:dsl", "presets": ["entity"]}
 VARY: list[object] = [[], {"method.beta": []}, {"method.beta": 1}]
 WRONG: dict[str, tuple[Callable[[], object], str, str]] = {  # id -> call, where, a part of what is said
-    "name": (lambda: load_preset("ctvr-table"), "--preset", "Did you mean 'ctvr-table"),
+    "name": (lambda: load_preset("ctvr-table"), "--preset", "Did you mean 'ctvr-table1'?"),
     "row": (lambda: load_preset("camoe-table7").only(["camoe:entity", "dsl"]), "--rows", "row 'dsl'"),
     "presets twice": (lambda: parse_preset({**GOOD, "rows": [TWICE]}), "rows[1]", "also lists presets"),
     **{f"vary {each}": (partial(parse_preset, {**GOOD, "vary": each}), "vary", "an object of lists") for each in VARY},

@@ -89,7 +89,7 @@ def test_another_streams_captions_are_part_of_the_key(small_stream, manifest, ru
 
 
 UNSEARCHABLE = {  # settings -> the one at fault, a part of what is said
-    "evaluation.also={manifest}": ("evaluation.also", "9 of the 9 videos of small are videos of small (red"),
+    "evaluation.also={manifest}": ("evaluation.also", "9 of the 9 videos of small are videos of small"),
     "evaluation.distractors=7 evaluation.distractors_from={other}": (
         *("evaluation.distractors", "7 videos are needed, but the test split of other has 6. Use at most 6."),
     ),
