@@ -113,7 +113,7 @@ def _searched(search: PlannedSearch, is_listed: bool) -> str:
 
 def describe_plan(plan: Plan, room: Capacity, decoded: int, execution: ExecutionConfig, tracker: Tracker) -> str:
     """Describe a sweep or table before it starts."""
-    request, stream, config = plan.request, plan.stream, plan.config
+    request, stream = plan.request, plan.stream
     runs = [row.experiment for row in plan.rows]
     kind, what = ("table", request.preset.title) if request.is_table else ("sweep", plan.rows[0].row.method)
     about = _about_table(plan, execution.workers) if request.is_table else _about_search(plan, execution, tracker)
@@ -124,7 +124,6 @@ def describe_plan(plan: Plan, room: Capacity, decoded: int, execution: Execution
         *precision_lines(execution, [run.run.precision for run in runs], room.models),
         *batch_lines(execution, [run.data.batch_size for run in runs]),
         *about,
-        f"  confirms   {describe_confirmation(config) if plan.searches else 'nothing is searched'}",
         f"  videos     {describe_decoding(decoded)}",
         f"  tracking   {tracker.uri.split('@')[-1]}",
         "  time       known when the first trial is complete",
@@ -161,6 +160,7 @@ def _about_search(plan: Plan, execution: ExecutionConfig, tracker: Tracker) -> l
         *([f"  optimises  {describe_metric(config.metric)} ({config.mode})"] if len(config.metrics) > 1 else []),
         f"  presets    {', '.join(experiment.presets) or 'paper'}; their values are tried first",
         f"  stream     recommends {recommended or 'nothing'}",
+        f"  confirms   {describe_confirmation(config)}",
         f"  rerun      {describe_rerun(request.top, request.preset.seeds, request.baselines, config)}",
     ]
 
@@ -177,6 +177,7 @@ def _about_table(plan: Plan, workers: int) -> list[str]:
         f"  searched   {', '.join(searches) or 'no row'}",
         f"  presets    {', '.join(unsearched) or 'no row'} (not searched)",
         f"  chosen by  {describe_metric(plan.config.metric)} on {split} videos",
+        f"  confirms   {describe_confirmation(plan.config) if searches else 'nothing is searched'}",
         f"  rerun      all rows over {seeds} seeds{orders} on test videos: {len(runs)} runs in one rerun",
     ]
     if left_out := [row.name for row in request.preset.rows if not row.is_for(stream_names(plan.stream))]:
