@@ -43,11 +43,7 @@ def estimate(
 
 
 _B16, _L14, _L14_336 = "ViT-B-16-quickgelu", "ViT-L-14-quickgelu", "ViT-L-14-336-quickgelu"
-
-
 _UMT = "UMT-B-16"
-
-
 _SHORT = {"": "B/32", _B16: "B/16", _L14: "L/14", _L14_336: "L/14@336", _UMT: "UMT B/16"}
 
 

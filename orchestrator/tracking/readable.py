@@ -42,7 +42,7 @@ def readable_uri(uri: str) -> str:
         if error.errno not in NOT_WRITABLE:
             raise
     except ConfigError as error:
-        if not any(text in str(error).lower() for text in _OF_SQLITE):
+        if not any(text in str(error.__cause__).lower() for text in _OF_SQLITE):
             raise
     state = file.stat()
     return f"sqlite:///{_copied(file, state.st_mtime_ns, state.st_size).name}/{file.name}"

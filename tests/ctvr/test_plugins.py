@@ -159,6 +159,7 @@ def test_a_class_that_is_no_protocol_is_refused_in_one_line(learned, tmp_path, m
         protocol_of(replace(stream, protocol="odder"))
 
 
+@pytest.mark.wording
 def test_a_name_of_ours_wins_and_what_is_no_method_is_one_line(tmp_path, monkeypatch):
     dist = tmp_path / "thief-1.dist-info"
     dist.mkdir()
@@ -181,6 +182,7 @@ def test_a_name_of_ours_wins_and_what_is_no_method_is_one_line(tmp_path, monkeyp
         assert str(caught.value).startswith(message)
 
 
+@pytest.mark.wording
 def test_a_file_that_defines_no_method_is_one_line_with_the_line_to_correct(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     base = "from ctvr import Method\n"

@@ -58,4 +58,4 @@ def test_keys_of_the_mixed_pairs_enter_the_queue(make):
 @pytest.mark.parametrize("strategy", [LUMPMoCo, Co2LMoCo, LwFMoCo])
 def test_a_retriever_without_queues_is_refused(strategy):
     call = partial(strategy.check_base, strategy.Config(), Clip4Clip, Clip4ClipConfig())
-    refused(call, "works on queues of keys", kind=SettingError, write="<base>=base_moco")
+    refused(call, "queues", kind=SettingError, write="<base>=base_moco")

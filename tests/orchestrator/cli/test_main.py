@@ -140,7 +140,6 @@ def test_values_of_options_in_another_notation_lead_to_the_command_that_works(ca
         (("sweep", "--budget-hours", "90min"), "ctvr sweep --budget-hours 1.5"),
         (("sweep", "--trials", "1e1"), "ctvr sweep --trials 10"),
         (("table", "shapes-5", "--split", "TEST"), "ctvr table shapes-5 --split test"),
-        (("serch", "a cat"), "ctvr search 'a cat'"),
     ):
         status, _, err = ctvr(capsys, *words)
         assert (status, err.count("\n")) == (2, 1)

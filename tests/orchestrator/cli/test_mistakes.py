@@ -77,6 +77,7 @@ MISTAKES = [
     (["streams", "check", "shapes-5", "--videos", "nowhere"], "--videos: nowhere is not a folder."),
     (["check-method"], "check-method: NAME is missing. Write: ctvr check-method NAME"),
     (["swep"], "swep: no such command. Write: ctvr sweep"),
+    (["serch", "a cat"], "serch: no such command. Write: ctvr search 'a cat'"),
     (["sweep", "--trails", "3"], "--trails: no such option. Write: ctvr sweep --trials 3"),
     (["sweep", "--trials", "x"], "--trials: is not a whole number (got 'x'). Write --trials 3."),
     (["sweep", "--trials"], "--trials: has no value. Write --trials 3."),

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from ctvr.orchestrator.cli.main import main
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.rebuild_tracking import rebuild
 from ctvr.orchestrator.tracking.tracker import Tracker
+from tests.refusing import refuses
 
 OF_MLFLOW = "mlflow."  # tags: of the process that writes, and ids
 
 
 def test_a_folder_without_an_event_log_is_refused_in_one_line(execution):
-    with pytest.raises(ConfigError, match="has no event log. Give the folder"):
+    with refuses("rebuild", execution.runs / "told"):
         rebuild(execution)
 
 

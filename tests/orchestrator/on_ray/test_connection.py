@@ -241,9 +241,8 @@ def test_slow_ray_start_is_retried_and_then_refused(monkeypatch, said):
 
     monkeypatch.setattr("ray.init", init)
     monkeypatch.setattr("ray.shutdown", lambda: None)
-    with pytest.raises(ConfigError, match=f"Ray did not start on this machine: {said}. Fini") as error:
+    with refuses("Ray", *said.rstrip(".").split()):
         connection._start({}, 2)
-    assert "\n" not in str(error.value)
     assert len(tries) == 3
     assert all(process.poll() is not None for process in left)
     assert before.poll() is None
@@ -315,7 +314,7 @@ def test_ray_is_started_in_a_short_folder_where_its_own_is_too_long(monkeypatch,
 
 
 def test_a_proxy_never_answers_for_the_dashboard(proxy, free_port):
-    with pytest.raises(ConfigError, match=f"did not respond on port {free_port}"):
+    with refuses(free_port, "ray[default]"):
         connection._await_dashboard(free_port, seconds=0.2)
     with Server(401) as dashboard:  # it answers, but needs the token
         connection._await_dashboard(dashboard.server_port, seconds=60)

@@ -10,7 +10,6 @@ import pytest
 from ray import tune
 
 from ctvr.orchestrator.config import build
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.on_ray import plan
 from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig
 from ctvr.orchestrator.on_ray.search import (
@@ -24,7 +23,7 @@ from ctvr.orchestrator.on_ray.search import (
     points_to_evaluate,
 )
 from ctvr.orchestrator.on_ray.search_space import SearchSpace
-from tests.refusing import refused
+from tests.refusing import refused, refuses
 
 SPACE = {"method.lr": tune.loguniform(1e-7, 1e-5), "method.layers": tune.choice([4, 8])}
 PAPER = {"method.lr": 1e-6, "method.layers": 8}
@@ -229,11 +228,11 @@ def test_a_searcher_of_another_package_is_checked_and_its_errors_are_one_line():
     made.on_trial_result("a", {GAIN: 3.0, "task": 1})
     assert made.inner.best == 3.0
     assert made.suggest("b") == {"method.layers": 8}
-    with pytest.raises(ConfigError, match=r"searcher=Walk .*:Walk.: it suggests method.layers=5, which is outside the"):
+    with refuses("search.searcher=Walk", "method.layers=5"):
         made.suggest("c")
     assert made.suggest("d") is None
-    with pytest.raises(ConfigError, match=r"Walk.* failed: ZeroDivisionError: its own mistake"):
+    with refuses("ZeroDivisionError", "own", "mistake"):
         made.on_trial_complete("a", {GAIN: 1.0, "task": 4})
-    with pytest.raises(ConfigError, match=r"GAIN.* failed: TypeError: 'str' object is not callable"):
+    with refuses("TypeError", "'str'", "callable"):
         make_searcher(SearchConfig(searcher="GAIN"), WHOLE, 4)
     assert make_searcher(SearchConfig(searcher="tpe"), WHOLE, 4).study  # ours

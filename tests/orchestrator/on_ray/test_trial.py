@@ -25,11 +25,11 @@ def wrapped(error: Exception) -> UserExceptionWithTraceback:
 
 
 def test_a_mistake_of_the_user_ends_the_run_at_once_with_its_own_line():
-    callback = _FailurePolicyCallback()
+    callback, mistake = _FailurePolicyCallback(), ConfigError("is wrong", "a")
     with pytest.raises(ControllerError) as raised:
-        callback.after_exception(None, {0: wrapped(RuntimeError("gloo")), 1: wrapped(ConfigError("a: is wrong."))})
+        callback.after_exception(None, {0: wrapped(RuntimeError("gloo")), 1: wrapped(mistake)})
     found = to_trial_failed(pickle.loads(pickle.dumps(raised.value)))
-    assert (str(found), found.is_permanent) == ("a: is wrong.", True)
+    assert (str(found), found.is_permanent) == (str(mistake), True)
 
 
 def test_a_lost_worker_is_tried_again():

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.load_model import load
 from ctvr.orchestrator.retrieval.mteb import MtebEncoder
+from tests.refusing import refuses
 
 
 class Decoder:
@@ -129,8 +129,8 @@ def test_two_models_of_one_name_have_results_of_their_own(learned, videos):
 
 def test_a_batch_that_mteb_cannot_use_is_one_line(learned, monkeypatch):
     encoder = MtebEncoder(load("zero_shot", ExecutionConfig(runs=learned)))
-    with pytest.raises(ConfigError, match="mteb: a batch has audio. Choose tasks between texts and videos"):
+    with refuses("mteb", "audio", "texts", "videos"):
         encoder.encode([{"audio": [1]}])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="mteb: is not installed"):
+    with refuses("pip", "install", where="mteb"):
         _ = encoder.mteb_model_meta

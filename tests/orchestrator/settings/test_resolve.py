@@ -124,6 +124,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize("words", MISTAKES)
 def test_a_mistake_is_one_line_that_names_the_setting(words):
     given = dict(word.split("=", 1) for word in words.split())

@@ -64,7 +64,7 @@ def test_winners_are_the_best_of_the_complete_trials(few, execution):
 def test_without_a_complete_trial_there_is_no_winner(few, execution):
     finished(execution, few, {"a": None})
     refused(lambda: best_trials(execution.tracker(), "s", 1), "--resume")
-    refused(lambda: best_trials(execution.tracker(), "t", 1), "'t' does not exist", where="sweep")
+    refused(lambda: best_trials(execution.tracker(), "t", 1), "'t'", where="sweep")
 
 
 def test_reruns_are_on_test_videos_over_fresh_seeds(few, execution):
@@ -135,6 +135,7 @@ def control(word: str, few: str, execution: ExecutionConfig) -> object:
     return baseline(word, load_stream(few, execution.runs), few, {}, 1)
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize("said", RERUNS)
 def test_what_cannot_be_run_again_is_refused_in_one_line(few, execution, said):
     execution.tracker()

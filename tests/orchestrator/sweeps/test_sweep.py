@@ -317,8 +317,8 @@ def test_a_request_comes_back_from_json():
 
 @pytest.mark.parametrize("change", [{"colour": "red"}, {"preset": None}, {"preset": {"rows": "lwf"}}, {"overrides": 3}])
 def test_a_request_of_another_version_is_refused_in_one_line(change):
-    refused(lambda: read_request("s", {**asdict(request("few")), **change}), "another version", where="sweep s")
-    refused(lambda: read_request("s", {}), "another version", where="sweep s")
+    refused(lambda: read_request("s", {**asdict(request("few")), **change}), "version", where="sweep s")
+    refused(lambda: read_request("s", {}), "version", where="sweep s")
 
 
 def test_finished_sweep_waits_for_mlflow(few, execution, monkeypatch):

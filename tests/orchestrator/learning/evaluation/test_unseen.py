@@ -97,6 +97,7 @@ UNSEARCHABLE = {  # settings -> the one at fault, a part of what is said
 }
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize("words", UNSEARCHABLE)
 def test_streams_that_cannot_be_searched_are_refused(small_stream, manifest, runs, other, words):
     setting, said = UNSEARCHABLE[words]
