@@ -76,13 +76,16 @@ def list_sources(package: str, root: Path = ROOT) -> list[Path]:
 
 
 def list_module_sources(name: str, package: str, root: Path = ROOT) -> list[Path]:
-    """Return the file `name` of a package, or every Python file of its folder `name`; empty if it has neither."""
+    """Return the source of module `name` of a package, or all Python files of its subpackage; empty without either."""
     file = root / package / f"{name}.py"
     return [file] if file.is_file() else list_sources(f"{package}/{name}", root)
 
 
 def list_imported_sources(files: Iterable[Path], package: str, root: Path = ROOT) -> list[Path]:
-    """Return `files` and all modules below `package` that they import, including lazy imports; folders as a whole."""
+    """Return `files` and, transitively, the modules of `package` that they import, also inside functions.
+
+    An imported subpackage counts with all its files.
+    """
     todo, seen = list(files), set[Path]()
     while todo:
         file = todo.pop()

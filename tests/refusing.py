@@ -1,4 +1,4 @@
-"""A bad input is refused in one line. The fields of its error and the values in its text name it, not its words."""
+"""Assertions that an input is refused with an error of one line, known by its fields and values, not by its wording."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ctvr.orchestrator.errors import ConfigError
 
 
 def missing_from(text: str, *values: object) -> list[str]:
-    """List the values that a text lacks: numbers, names or paths, each without a space and not within a word."""
+    """List the values that do not occur in a text as whole words."""
     return [v for v in map(str, values) if not re.search(rf"(?<!\w){re.escape(v)}(?!\w)", text)]
 
 
 @contextmanager
 def refuses(*values: object, kind: type[Exception] = ConfigError, **fields: object) -> Iterator[pytest.ExceptionInfo]:
-    """Fail unless the block raises an error of one line, of a kind, with these values in its text and these fields.
+    """Fail unless the block raises a one-line error of class `kind` with these values in its text and these fields.
 
-    `where` is the end of the place: a file without its folder. `remedy=True` requires any. `settings` of a SettingError
-    are compared as its Config names them.
+    `where` may omit the folder of a file. `remedy=True`: the error has a remedy. `settings` of a SettingError are
+    compared as its Config names them.
     """
     with pytest.raises(kind) as caught:
         yield caught

@@ -1,7 +1,7 @@
-"""Another wording of every text of our errors, on which no code and no test may depend.
+"""Reverse the words of ConfigError, SettingError and Mistake, to show that no code and no other test reads them.
 
-`pytest --reword` reverses the words of each fault and remedy. The data of an error (place, value, correction, settings)
-stay. A test that compares wording on purpose is marked `wording` and is skipped.
+`pytest --reword` reverses each fault and remedy. The data of an error (place, value, correction, settings) stay. A test
+that compares wording on purpose is marked `wording` and is skipped.
 """
 
 from __future__ import annotations

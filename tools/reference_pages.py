@@ -19,7 +19,7 @@ from ctvr.methods.base import Override, Recipe
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.digests import list_sources
 from ctvr.orchestrator.settings.presets import configured, get_method, presets_of
-from ctvr.orchestrator.settings.resolve import published
+from ctvr.orchestrator.settings.resolve import resolve_method
 from ctvr.orchestrator.tables.paper_items import read as read_items
 from ctvr.orchestrator.tables.unpublished_settings import deviations, unpublished
 from ctvr.orchestrator.tables.verified import equals, grade_of, of_method
@@ -188,7 +188,7 @@ def _recipes(name: str) -> list[str]:
 
 
 def _resolved(name: str, preset: str) -> Settings:
-    made = published(name, {"preset": "paper"}, (preset,)).settings
+    made = resolve_method(name, {"preset": "paper"}, (preset,)).settings
     return {key: tuple(v) if isinstance(v, list) else v for key, v in made.items()}
 
 

@@ -1,4 +1,4 @@
-"""Table of the cost of every method at the papers' sizes, next to the printed figures (`ctvr methods --cost`)."""
+"""Costs of the retrievers in `ROWS` at the papers' sizes, next to the published numbers (`ctvr methods --cost`)."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ ROWS: list[tuple[str, str, dict[str, Any], str, int, str, str]] = [
 
 
 def cost_table() -> str:
-    """Return a Markdown table of every method and variant at the papers' sizes, with the printed figures."""
+    """Return a Markdown table of `ROWS`: our counts next to the published numbers."""
     lines = [("method", "backbone", "frames", "tokens out", "GMACs", "printed", "parameters", "printed (M)")]
     for label, name, settings, backbone, frames, printed, printed_parameters in ROWS:
         method, cost = estimate(name, settings, backbone or "ViT-B-32-quickgelu", frames)

@@ -209,7 +209,7 @@ def _search_settings(arguments: argparse.Namespace, overrides: dict[str, Any]) -
 
 
 def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> str:
-    from ctvr.orchestrator.sweeps.preflight import check_method, check_methods, check_request, check_settings
+    from ctvr.orchestrator.sweeps.preflight import check_method, check_methods, check_search_arguments, check_settings
 
     if arguments.rows:
         raise ConfigError(
@@ -218,7 +218,7 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
     method, stream = arguments.method or MAIN_JOB["method"], arguments.stream or MAIN_JOB["stream"]
     check_method(method)
     space = [*arguments.space, *arguments.space_add]
-    check_request(search, space, overrides, arguments.top, arguments.seeds or 0)
+    check_search_arguments(search, space, overrides, arguments.top, arguments.seeds or 0)
     baselines = split_commas(BASELINES if arguments.baselines is None else arguments.baselines)
     check_methods(baselines)
     get_execution(arguments).check()

@@ -12,7 +12,7 @@ from ctvr.orchestrator.streams.load import BENCHMARKS, is_embedded, split_order
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.streams.videos import check_videos, missing_videos
 from ctvr.orchestrator.sweeps.claims import claims_of
-from ctvr.orchestrator.sweeps.plan import Plan, SweepRequest, plan_sweep
+from ctvr.orchestrator.sweeps.plan import SweepPlan, SweepRequest, plan_sweep
 from ctvr.orchestrator.tables.build import seconds_of
 from ctvr.orchestrator.tables.claims import names_in
 from ctvr.orchestrator.tables.footnotes import method_of
@@ -57,7 +57,7 @@ def _claims(preset: TablePreset) -> list[str]:
     return lines
 
 
-def _time(planned: Plan, execution: ExecutionConfig) -> str:
+def _time(planned: SweepPlan, execution: ExecutionConfig) -> str:
     """Estimate the time of the reruns, one after the other, from the complete runs of this stream."""
     try:
         done = execution.existing_tracker().find_runs(stream=planned.stream.name, tags={"ctvr.complete": "true"})
@@ -85,13 +85,13 @@ def _videos(stream: Stream) -> str:
     return check_videos(stream)
 
 
-def _runs(planned: Plan) -> list[str]:
+def _runs(planned: SweepPlan) -> list[str]:
     """Describe the rows and the number of runs."""
     rows, seeds = planned.rows, planned.request.preset.seeds
-    trials = planned.trials * len(planned.searches)
+    trials = planned.trials_per_row * len(planned.searches)
     names = [row.row.name for row in rows]
     lines = [f"  rows      {len(names)}: {', '.join(names)}"]
-    equal = {name: row.row.name for row in rows for name in row.equal}
+    equal = {name: row.row.name for row in rows for name in row.duplicates}
     lines += [f"            {name} has the settings of {row}, so it is not run again" for name, row in equal.items()]
     if left := [row.name for row in planned.request.preset.rows if row.name not in {*names, *equal}]:
         lines.append(f"            not on {planned.stream.name}: {', '.join(left)}")
@@ -104,7 +104,7 @@ def _count(rows: int, seeds: int) -> str:
     return f"{rows} rows x {seeds} seeds = {rows * seeds} runs"
 
 
-def _weights(planned: Plan) -> list[str]:
+def _weights(planned: SweepPlan) -> list[str]:
     settings = [row.experiment.backbone for row in planned.rows]
     counted = Counter((backbone.name, backbone.weights) for backbone in settings)
     return [

@@ -86,7 +86,7 @@ def _wrapped(name: str, parts: Sequence[str]) -> list[str]:
 def changed_settings(experiment: Experiment) -> list[str]:
     """List the settings that differ from the method's defaults, with their source: user, preset or stream."""
     sources = {**dict.fromkeys(experiment.settings, "derived"), **experiment.sources}
-    unchanged = {**experiment.defaults, "method.base": experiment.settings.get("method.base")}
+    unchanged = {**experiment.default_settings, "method.base": experiment.settings.get("method.base")}
     return [
         f"{name}={as_text(value)} ({sources[name]})"
         for name, value in experiment.settings.items()

@@ -182,8 +182,8 @@ class Experiment:
         return {name: source for source, settings in self.layers.items() for name in settings}
 
     @property
-    def defaults(self) -> Settings:
-        """Return the settings of the method, and of the retriever that it wraps, if none is given."""
+    def default_settings(self) -> Settings:
+        """Return every setting of a run of this method as it is if user, stream and presets give none."""
         configs = {**GROUPS, "method": find_method(self.run.method).Config}
         if self.base is not None:
             configs["base"] = find_method(self.method.base).Config
@@ -193,10 +193,10 @@ class Experiment:
         frames = {name: made["data.num_frames"] for name in made if name.endswith(".num_frames")}
         return made | frames | self.layers.get("the method", {})
 
-    def recommended(self, name: str) -> Any:
+    def recommended_value(self, name: str) -> Any:
         """Return the value of a setting that stream and presets recommend, else its default."""
         given = [settings[name] for source, settings in self.layers.items() if source != "you" and name in settings]
-        return given[-1] if given else self.defaults[name]
+        return given[-1] if given else self.default_settings[name]
 
     @property
     def capabilities(self) -> Capabilities:

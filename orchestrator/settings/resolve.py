@@ -88,10 +88,14 @@ def resolve(
     return _of_layers(overrides, recommended or {}, presets)
 
 
-def published(
+def resolve_method(
     method: str, recommended: Mapping[str, Any], presets: Sequence[str] = (), given: Mapping[str, Any] | None = None
 ) -> Experiment:
-    """Return the experiment of a method as published, without a user's settings. `given`: those of a table's row."""
+    """Resolve a method without a run: its recipe and presets on a stream with these recommended settings.
+
+    Args:
+        given: settings that override them, such as those of a table's row or the fixed ones of a search space.
+    """
     overrides = {**(given or {}), "method": method, "stream": ""}
     return _of_layers(overrides, recommended, with_recipe(method, presets, recommended))
 

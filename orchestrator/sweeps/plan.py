@@ -1,7 +1,7 @@
 """Requests of sweeps, and the check of all their rows before anything starts.
 
-A sweep is a table of rows of one stream, which are searched with one budget and one metric, or not searched. The search
-of one method is a table of one row without a title.
+A sweep is a search of one method, or a table: several rows of one stream, searched with one budget and one metric, or
+not searched. Both are a `TablePreset`; that of a search has one row and an empty title.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ctvr.orchestrator.settings.presets import get_method
 from ctvr.orchestrator.settings.resolve import check_domain, named_in, resolve
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps.planned_search import PlannedSearch, plan_search
-from ctvr.orchestrator.sweeps.preflight import check_request, check_table
+from ctvr.orchestrator.sweeps.preflight import check_search_arguments, check_table
 from ctvr.orchestrator.sweeps.rerun import baseline, baseline_rows, shared_overrides
 from ctvr.orchestrator.sweeps.search_spaces import default_metric, default_presets, depth_settings, upper_bounds
 from ctvr.orchestrator.sweeps.selection import expand_task_orders
@@ -41,7 +41,7 @@ MOST_OF_FRONT = 8  # trials of a Pareto front that are confirmed by default
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """Request of `ctvr sweep`. The preset already contains the options of the command line."""
+    """Arguments of a sweep. The preset already has the --rows, --seeds and search.* of the command line."""
 
     name: str
     stream: str
@@ -56,7 +56,7 @@ class SweepRequest:
 
     @property
     def is_table(self) -> bool:
-        """Return whether the rows are a table's; a search of one method has no title."""
+        """Return whether the sweep is a table, not a search of one method."""
         return bool(self.preset.title)
 
 
@@ -83,7 +83,7 @@ def request_search(
 
 
 def read_request(name: str, kept: Mapping[str, Any]) -> SweepRequest:
-    """Restore a request from a plan.
+    """Restore a request from plan.json.
 
     Raises:
         ConfigError: if another version wrote the plan.
@@ -101,18 +101,18 @@ class PlannedRow:
     """A checked row."""
 
     row: TableRow
-    experiment: Experiment  # of a trial, except the searched settings; without a search, of the rerun
+    experiment: Experiment  # settings that all trials share; of a row that is not searched, those of its rerun
     search: PlannedSearch | None = None  # None: not searched
-    equal: tuple[str, ...] = ()  # names of rows with the same settings, which are not run again
+    duplicates: tuple[str, ...] = ()  # names of dropped rows with the same settings
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A checked request."""
+class SweepPlan:
+    """A checked sweep: its request, its stream, and its rows with their experiments and searches."""
 
     request: SweepRequest
     stream: Stream
-    config: SearchConfig  # of all searched rows
+    search_config: SearchConfig  # the same for all searched rows; unused if no row is searched
     rows: tuple[PlannedRow, ...]
 
     @property
@@ -122,35 +122,38 @@ class Plan:
         return {each.row.name if is_table else "": each.search for each in self.rows if each.search is not None}
 
     @property
-    def trials(self) -> int:
-        """Return the number of trials of each searched row."""
-        return max((count_trials(self.config, search.searched) for search in self.searches.values()), default=0)
+    def trials_per_row(self) -> int:
+        """Return the largest number of trials of a searched row; 0 without a search."""
+        counts = (count_trials(self.search_config, search.search_space) for search in self.searches.values())
+        return max(counts, default=0)
 
-    def filling(self, places: float) -> Plan:
-        """Set the number of concurrent brackets so that they fill `places` trials, unless the user gave a number.
+    def with_concurrent_brackets(self, max_trials: float) -> SweepPlan:
+        """Return the plan with as many concurrent brackets as keep `max_trials` trials busy.
 
-        The number becomes part of the request, which the sweep's plan records.
+        The number becomes part of the request, which plan.json records. A plan is unchanged if the user gave a number,
+        or if no row is searched.
         """
         searches = self.searches.values()
-        if self.config.brackets_at_once or not searches:
+        if self.search_config.brackets_at_once or not searches:
             return self
         length = max(search.epochs for search in searches) or len(self.stream.tasks)
-        number = brackets_for(self.config, self.trials, length, places / len(searches))
+        number = brackets_for(self.search_config, self.trials_per_row, length, max_trials / len(searches))
         preset = replace(self.request.preset, search={**self.request.preset.search, "brackets_at_once": number})
-        request, config = replace(self.request, preset=preset), replace(self.config, brackets_at_once=number)
-        return replace(self, request=request, config=config)
+        request, config = replace(self.request, preset=preset), replace(self.search_config, brackets_at_once=number)
+        return replace(self, request=request, search_config=config)
 
 
-def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> Plan:
-    """Check every row of a request before anything starts.
+def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> SweepPlan:
+    """Check a request before anything starts, and return its plan: rows, control rows, and the searcher.
 
     Raises:
-        ConfigError: for a row or a baseline that cannot run; the message names a table's row.
+        ConfigError: for an invalid option, a stream on which no row can run, or a row or baseline that cannot run; the
+            message names a row that the table lists.
     """
     preset = request.preset
     if not request.is_table:
         words = (*request.space, *request.space_add)
-        check_request(preset.search, words, request.overrides, request.top, preset.seeds)
+        check_search_arguments(preset.search, words, request.overrides, request.top, preset.seeds)
     expand_task_orders((), request.orders)
     stream = execution.load_stream(request.stream, render=False)
     if preset.protocol not in {"any", protocol_of(stream).kind}:
@@ -172,10 +175,10 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> Plan:
         rows.insert(place + 1, _plan_row(request, control, stream, None, execution))
     for word in baseline_rows(request.baselines):
         baseline(word, stream, request.stream, shared_overrides(request.overrides), execution.workers)
-    made = Plan(request, stream, config, _deduplicate(rows) if preset.varies or preset.claims else tuple(rows))
-    points = [count_listed(search.searched) for search in made.searches.values()]
+    made = SweepPlan(request, stream, config, _deduplicate(rows) if preset.varies or preset.claims else tuple(rows))
+    points = [count_listed(search.search_space) for search in made.searches.values()]
     if points and preset.search.get("searcher", "auto") == "auto" and max(points) <= config.trials:
-        return replace(made, config=replace(config, searcher="grid"))
+        return replace(made, search_config=replace(config, searcher="grid"))
     return made
 
 
@@ -212,7 +215,7 @@ def _deduplicate(rows: Sequence[PlannedRow]) -> tuple[PlannedRow, ...]:
     for row in rows:
         first = found.setdefault(key := digest_of(row.experiment.settings), row)
         if first is not row:
-            found[key] = replace(first, equal=(*first.equal, row.row.name))
+            found[key] = replace(first, duplicates=(*first.duplicates, row.row.name))
     return tuple(found.values())
 
 

@@ -14,7 +14,7 @@ from ctvr.orchestrator.sweeps.comparison import describe_mde, last_value
 from ctvr.orchestrator.sweeps.epoch_rungs import describe_rungs
 from ctvr.orchestrator.sweeps.front import describe_front, front_of
 from ctvr.orchestrator.sweeps.measured_memory import memory_text
-from ctvr.orchestrator.sweeps.plan import Plan, stream_names
+from ctvr.orchestrator.sweeps.plan import SweepPlan, stream_names
 from ctvr.orchestrator.sweeps.planned_search import PlannedSearch
 from ctvr.orchestrator.sweeps.search_spaces import search_space
 from ctvr.orchestrator.sweeps.selection import (
@@ -96,14 +96,14 @@ def flat_search(search: SearchConfig) -> Settings:
     return {f"search.{name}": value for name, value in asdict(search).items()}
 
 
-def _searched(search: PlannedSearch, is_listed: bool) -> str:
+def _describe_space(search: PlannedSearch, has_space_option: bool) -> str:
     """List the searched settings; of those of --space, with their values and how many others keep their values."""
 
     def where(name: str) -> str:
         other, values = search.conditions.get(name, ("", ()))
         return f" where {other} is {' or '.join(map(str, values))}" if other else ""
 
-    if not is_listed:
+    if not has_space_option:
         return ", ".join(f"{name}{where(name)}" for name in search.space)
     every = {*search_space(search.row.method)[1], *search.space}
     listed = search.space.items()
@@ -111,7 +111,7 @@ def _searched(search: PlannedSearch, is_listed: bool) -> str:
     return f"varies {len(search.space)} of {len(every)} settings ({'; '.join(values)}; the others as recommended)"
 
 
-def describe_plan(plan: Plan, room: Capacity, decoded: int, execution: ExecutionConfig, tracker: Tracker) -> str:
+def describe_plan(plan: SweepPlan, room: Capacity, decoded: int, execution: ExecutionConfig, tracker: Tracker) -> str:
     """Describe a sweep or table before it starts."""
     request, stream = plan.request, plan.stream
     runs = [row.experiment for row in plan.rows]
@@ -133,29 +133,33 @@ def describe_plan(plan: Plan, room: Capacity, decoded: int, execution: Execution
     return "\n".join(lines)
 
 
-def _trials(plan: Plan, room: Capacity) -> str:
+def _trials(plan: SweepPlan, room: Capacity) -> str:
     """Describe the number of trials, and how they are chosen and stopped."""
-    config, searches = plan.config, plan.searches
+    config, searches = plan.search_config, plan.searches
     if not searches:
-        return "none: every row runs its recommended preset"
-    count = f"{plan.trials} by {config.searcher}"
+        return "none: every row runs its listed settings"
+    count = f"{plan.trials_per_row} by {config.searcher}"
     if plan.request.is_table:
-        count = f"{plan.trials} for each row, {plan.trials * len(searches)} in all, by {config.searcher}"
+        count = (
+            f"{plan.trials_per_row} for each row, {plan.trials_per_row * len(searches)} in all, by {config.searcher}"
+        )
     else:
-        count += describe_groups(config, searches[""].searched)
+        count += describe_groups(config, searches[""].search_space)
     scheduler = describe_scheduler(config, len(plan.stream.tasks), [search.epochs for search in searches.values()])
-    return f"{count}, {scheduler}; {describe_concurrency(room, most_at_once(config, plan.trials, len(searches)))}"
+    return (
+        f"{count}, {scheduler}; {describe_concurrency(room, most_at_once(config, plan.trials_per_row, len(searches)))}"
+    )
 
 
-def _about_search(plan: Plan, execution: ExecutionConfig, tracker: Tracker) -> list[str]:
+def _about_search(plan: SweepPlan, execution: ExecutionConfig, tracker: Tracker) -> list[str]:
     """Return the lines of a plan that describe the search of one method."""
-    search, config, stream, request = plan.searches[""], plan.config, plan.stream, plan.request
+    search, config, stream, request = plan.searches[""], plan.search_config, plan.stream, plan.request
     experiment = search.experiment
     recommended = ", ".join(f"{name}={value}" for name, value in stream.settings.items())
     measured = memory_text(tracker, experiment, execution.workers) if execution.gpus_per_trial else []
     return [
         *(f"  memory     {text}" for text in measured),
-        f"  searches   {_searched(search, bool(request.space))} on {experiment.evaluation.split} videos",
+        f"  searches   {_describe_space(search, bool(request.space))} on {experiment.evaluation.split} videos",
         f"  detects    {describe_mde(stream, experiment.evaluation.split)}",
         *([f"  optimises  {describe_metric(config.metric)} ({config.mode})"] if len(config.metrics) > 1 else []),
         f"  presets    {', '.join(experiment.presets) or 'paper'}; their values are tried first",
@@ -165,7 +169,7 @@ def _about_search(plan: Plan, execution: ExecutionConfig, tracker: Tracker) -> l
     ]
 
 
-def _about_table(plan: Plan, workers: int) -> list[str]:
+def _about_table(plan: SweepPlan, workers: int) -> list[str]:
     """Return the lines of a plan that describe the rows of a table."""
     request, searches, seeds = plan.request, plan.searches, plan.request.preset.seeds
     split = next((search.experiment.evaluation.split for search in searches.values()), "test")
@@ -176,8 +180,8 @@ def _about_table(plan: Plan, workers: int) -> list[str]:
     lines = [
         f"  searched   {', '.join(searches) or 'no row'}",
         f"  presets    {', '.join(unsearched) or 'no row'} (not searched)",
-        f"  chosen by  {describe_metric(plan.config.metric)} on {split} videos",
-        f"  confirms   {describe_confirmation(plan.config) if searches else 'nothing is searched'}",
+        *([f"  chosen by  {describe_metric(plan.search_config.metric)} on {split} videos"] if searches else []),
+        f"  confirms   {describe_confirmation(plan.search_config) if searches else 'nothing is searched'}",
         f"  rerun      all rows over {seeds} seeds{orders} on test videos: {len(runs)} runs in one rerun",
     ]
     if left_out := [row.name for row in request.preset.rows if not row.is_for(stream_names(plan.stream))]:
@@ -186,7 +190,7 @@ def _about_table(plan: Plan, workers: int) -> list[str]:
 
 
 def describe_outcome(
-    plan: Plan, row: str, outcome: SearchOutcome, trials: Sequence[RunRecord], workers: int
+    plan: SweepPlan, row: str, outcome: SearchOutcome, trials: Sequence[RunRecord], workers: int
 ) -> list[str]:
     """Describe how a search ended: its counts, and its best trial.
 
@@ -198,9 +202,9 @@ def describe_outcome(
     counts = f"{outcome.complete} complete, {outcome.stopped} stopped early, {outcome.failed} failed"
     nothing = "no trial is complete, so no winner is selected"
     if row:
-        found = f"best {_result(trials[0], plan.config)}" if trials else nothing
-        if trials and have_no_winner(trials, plan.config.metric):
-            found = f"no winner, all have {_result(trials[0], plan.config)}"
+        found = f"best {_result(trials[0], plan.search_config)}" if trials else nothing
+        if trials and have_no_winner(trials, plan.search_config.metric):
+            found = f"no winner, all have {_result(trials[0], plan.search_config)}"
         return [f"{row}: {counts}; {found}"]
     lines = [
         f"sweep {plan.request.name}: {outcome.trials} trials in {outcome.seconds:.0f} s: {counts}",
@@ -209,7 +213,7 @@ def describe_outcome(
     if not trials:
         return [*lines, f"{nothing}. `ctvr ui` shows why."]
     search = plan.searches[row]
-    return [*lines, *describe_best(search, plan.config, trials, search.unsearched(workers).settings)]
+    return [*lines, *describe_best(search, plan.search_config, trials, search.recommended_experiment(workers).settings)]
 
 
 def _result(run: RunRecord, config: SearchConfig) -> str:

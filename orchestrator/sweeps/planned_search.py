@@ -32,17 +32,17 @@ from ctvr.orchestrator.sweeps.search_spaces import (
 from ctvr.orchestrator.tables.presets import TableRow
 from ctvr.orchestrator.tracking.mirror import check_mirror
 
-Words = tuple[tuple[str, ...], tuple[str, ...]]  # arguments of --space and of --space-add
+SpaceOptions = tuple[tuple[str, ...], tuple[str, ...]]  # arguments of --space and of --space-add
 
 
 @dataclass(frozen=True)
 class PlannedSearch:
     """A checked search of one row, with the components of its trials."""
 
-    name: str  # of its MLflow run
+    name: str  # name of the MLflow run of the search
     row: TableRow
     stream: Stream
-    experiment: Experiment  # a trial's experiment, except the searched settings
+    experiment: Experiment  # settings that all trials share; searched ones have their recommended values
     fixed_settings: Settings  # settings shared by all trials, from the user and the search space
     space: dict[str, Any]
     paper_point: dict[str, Any]
@@ -51,7 +51,7 @@ class PlannedSearch:
     epochs: int = 0  # number of epochs of a trial if trials are compared after epochs
 
     @property
-    def recommended(self) -> dict[str, Any]:
+    def recommended_point(self) -> dict[str, Any]:
         """Return the recommended point of the space; numbers of blocks are limited to those of the tower."""
         settings = self.experiment.settings
         point = {name: settings[name] for name in self.space if name in settings}  # excludes settings of other variants
@@ -59,15 +59,16 @@ class PlannedSearch:
             point[name] = min(point[name], max(self.space[name].categories))
         return point
 
-    def unsearched(self, workers: int) -> Experiment:
+    def recommended_experiment(self, workers: int) -> Experiment:
         """Return the experiment of the recommended settings, as in the search's first trial."""
-        return with_values(self.experiment, {**self.recommended, "workers": workers})
+        return with_values(self.experiment, {**self.recommended_point, "workers": workers})
 
     @property
-    def searched(self) -> SearchSpace:
+    def search_space(self) -> SearchSpace:
+        """Return the space as a searcher receives it: domains, first points, bounds and conditions."""
         later = tuple(name for name in later_task_settings(self.row.method) if name in self.space)
         later = later if len(self.stream.tasks) > 1 else ()  # trials that differ only in unread settings are one model
-        points = self.paper_point, self.recommended, self.stream.settings
+        points = self.paper_point, self.recommended_point, self.stream.settings
         return SearchSpace(self.space, *points, later, upper_bounds(self.row.method), self.listed, self.conditions)
 
 
@@ -78,7 +79,7 @@ def plan_search(
     stream_name: str,
     overrides: Settings,
     config: SearchConfig,
-    words: Words,
+    words: SpaceOptions,
     execution: ExecutionConfig,
 ) -> PlannedSearch:
     """Check the search of a row before anything starts.
@@ -88,6 +89,7 @@ def plan_search(
         stream_name: the stream as the user named it.
         overrides: settings of all trials, from the table and the user.
         config: settings of the search.
+        words: arguments of --space and of --space-add.
 
     Raises:
         ConfigError: for a setting, preset or searched value that cannot run.
@@ -96,7 +98,7 @@ def plan_search(
     listed = [parse_values(word)[0] for word in asked]
     forbid_seed(overrides)
     presets = default_presets(row.method, stream, row.presets)
-    space, paper, given = _searched(row, stream, stream_name, overrides, words, presets)
+    space, paper, given = _select_space(row, stream, stream_name, overrides, words, presets)
     if not space:
         raise ConfigError(f"sweep: all settings of {row.method} are fixed, so none is searched. Use `ctvr run`.")
     full = {**given, "workers": execution.workers}
@@ -132,8 +134,8 @@ def plan_search(
     return PlannedSearch(name, row, stream, experiment, given, space, paper, tried, conditions, epochs)
 
 
-def _searched(
-    row: TableRow, stream: Stream, stream_name: str, overrides: Settings, words: Words, presets: tuple[str, ...]
+def _select_space(
+    row: TableRow, stream: Stream, stream_name: str, overrides: Settings, words: SpaceOptions, presets: tuple[str, ...]
 ) -> tuple[dict[str, Any], dict[str, Any], Settings]:
     """Return the searched space, the paper's point in it, and the settings that all trials share.
 

@@ -1,6 +1,6 @@
-"""First checks of a sweep's plan, which need neither torch nor Ray.
+"""Checks of a sweep's arguments, which a command runs before it imports torch and Ray.
 
-A command calls them before it imports these, so that a mistake is reported at once; the plan begins with them.
+Only `check_settings` imports torch. `plan_sweep` begins with `check_search_arguments` or `check_table`.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from ctvr.orchestrator.tables.presets import TablePreset, parse_preset
 MAX_HOURS = 10_000  # more than a year
 
 
-def check_request(
+def check_search_arguments(
     search: Settings, space: Sequence[str], overrides: Iterable[str], top: int = 1, seeds: int = 0
-) -> list[str]:
-    """Return the settings that the user's search space lists: the first lines of a sweep's plan.
+) -> None:
+    """Check the search settings, the search space, --top and --seeds of a search of one method.
 
     Raises:
-        ConfigError: for the first invalid argument of a `SweepRequest`.
+        ConfigError: for the first that is invalid.
     """
     build(SearchConfig, search, "search", dotted=False)
     given, listed = list(overrides), [parse_values(word)[0] for word in space]
     forbid_seed([*given, *listed])
     if twice := next((name for name in listed if name in given or listed.count(name) > 1), None):
         raise ConfigError(f"--space {twice}: is given twice. List all its values once, and omit {twice}=VALUE.")
-    if top < 1 or seeds < 0:
-        raise ConfigError(f"must be >= 1 and --seeds >= 0, got {top} and {seeds}", "--top", remedy="Write --top 1.")
-    return listed
+    if top < 1:
+        raise ConfigError(f"must be >= 1, got {top}", "--top", remedy="Write --top 1.")
+    if seeds < 0:
+        raise ConfigError(f"must be >= 0, got {seeds}", "--seeds", remedy="Write --seeds 3.")
 
 
 def check_methods(words: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from ctvr.orchestrator.on_ray.plan import GAIN, SEARCHED
 from ctvr.orchestrator.on_ray.search_space import Condition
 from ctvr.orchestrator.settings.experiment import GROUPS
 from ctvr.orchestrator.settings.presets import get_method, presets_of, with_recipe
-from ctvr.orchestrator.settings.resolve import published
+from ctvr.orchestrator.settings.resolve import resolve_method
 from ctvr.orchestrator.streams.stream import Stream
 
 _DEFAULTS: dict[str, Any] = {"FIXED": {}, "METRIC": GAIN, "MODE": "max", "CONDITIONS": {}}
@@ -86,8 +86,8 @@ def preset_text(name: str, preset: str) -> str:
     Raises:
         ConfigError: for an unknown method or preset.
     """
-    recommended = published(name, {"preset": "paper"}).settings
-    chosen = published(name, {"preset": "paper"}, (preset,)).settings
+    recommended = resolve_method(name, {"preset": "paper"}).settings
+    chosen = resolve_method(name, {"preset": "paper"}, (preset,)).settings
     values = presets_of(name).get(preset, {})
     sources = values.sources if isinstance(values, Recipe) else {}
     unsaid = "our default: not given by its recipe" if isinstance(values, Recipe) else ""
@@ -127,7 +127,7 @@ def search_space(method: str) -> tuple[dict[str, Any], dict[str, Any], dict[str,
     """
     found = _search_file(method)
     fixed, space = dict(found["FIXED"]), dict(found["SPACE"])
-    defaults = published(method, {}, (), fixed).settings
+    defaults = resolve_method(method, {}, (), fixed).settings
     first = {**defaults, **found.get("PAPER", {})}
     return fixed, space, {name: first[name] for name in space if name in first}
 

@@ -1,8 +1,9 @@
-"""Sweeps: every searched row of a plan by the same budget and metric, then one rerun of all rows.
+"""Run sweeps: search the rows with one budget and metric, confirm the winners, then rerun them over seeds.
 
-A sweep `NAME` is an MLflow parent run with one child per trial, if it searches one method. A table `NAME` is a parent
-run, a sweep `NAME-ROW` for each searched row, and the rerun `NAME-final-...`. Trials of all rows are interleaved on one
-cluster, so that no row's last trial leaves it idle. A failed row does not stop the table.
+A search of one method, `NAME`, is an MLflow parent run with one child per trial; its rerun includes the baselines. A
+table `NAME` is a parent run, a search `NAME-ROW` for each searched row, and the rerun `NAME-final-...` of all rows.
+Trials of all rows are interleaved on one cluster, so that no row's last trial leaves it idle. A failed row does not
+stop the table.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ctvr.orchestrator.sweeps.comparison import ConfirmationResult, experiment_o
 from ctvr.orchestrator.sweeps.confirm import candidates, confirm
 from ctvr.orchestrator.sweeps.driver import only_driver
 from ctvr.orchestrator.sweeps.front import FrontResult
-from ctvr.orchestrator.sweeps.plan import Plan, SweepRequest, plan_sweep, read_request
+from ctvr.orchestrator.sweeps.plan import SweepPlan, SweepRequest, plan_sweep, read_request
 from ctvr.orchestrator.sweeps.plan_text import describe_outcome, describe_plan, flat_search
 from ctvr.orchestrator.sweeps.preparation import decoded_in, prepare_all
 from ctvr.orchestrator.sweeps.rerun import OVERRIDES, execute_rerun, rerun, searched_tags, unsearched_tags
@@ -60,7 +61,7 @@ from ctvr.orchestrator.tables.paper_comparison import ROW, TABLE_NAME
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
 
-Verdicts = Mapping[str, ConfirmationResult | FrontResult]  # sweep -> result of its confirmation
+Verdicts = Mapping[str, ConfirmationResult | FrontResult]  # MLflow name of a search -> result of its confirmation
 
 
 def sweep(request: SweepRequest, execution: ExecutionConfig) -> str:
@@ -93,7 +94,7 @@ def resume(name: str, execution: ExecutionConfig) -> str:
 # ------------------------------------------------------------------------------------------------- search
 
 
-def _drive(plan: Plan, execution: ExecutionConfig, resumed: TrialPlan | None) -> str:
+def _drive(plan: SweepPlan, execution: ExecutionConfig, resumed: TrialPlan | None) -> str:
     """Execute a checked plan. `resumed`: the trial plan of an interrupted sweep."""
     name = plan.request.name
     with ray_cluster(execution) as execution:
@@ -101,7 +102,7 @@ def _drive(plan: Plan, execution: ExecutionConfig, resumed: TrialPlan | None) ->
         trials = trial_plan(execution, name, experiments, resumed)
         room = capacity(trials, execution.max_concurrent)
         if resumed is None:  # a resumed search must propose the same trials again
-            plan = plan.filling(final_concurrency(trials, room, execution.max_concurrent))
+            plan = plan.with_concurrent_brackets(final_concurrency(trials, room, execution.max_concurrent))
         splits, on_host = plan.stream.splits, not execution.gpus_per_trial
         ready = prepare_all(experiments, execution, splits, on_host, on_cluster=True)
         stream = ready[0].stream
@@ -111,31 +112,34 @@ def _drive(plan: Plan, execution: ExecutionConfig, resumed: TrialPlan | None) ->
             split = experiments[0].evaluation.split
             say(f"  zero-shot  R@1 {ready[0].zero_shot[-1]:.2f} on {split} videos, without training")
         rows = _open_runs(plan, replace(trials, tracking_uri=tracker.uri), stream.name, tracker)
-        parents = {row: each.plan.parent or "" for row, each in rows.items()}
+        run_ids = {row: each.plan.parent or "" for row, each in rows.items()}
         searches = {row: each for row, each in rows.items() if row in plan.searches}
         if searches and can_resume(trials):
             say("resumed: finished tasks are kept")
         write_plan(rows[""].plan, execution.folder(name), request=asdict(plan.request), where=resume_options(execution))
         what = f"{'table' if plan.request.is_table else 'sweep'} {name}"
-        with interruptible(what, resume_command(name), execution, tracker, list(parents.values())):
+        with interruptible(what, resume_command(name), execution, tracker, list(run_ids.values())):
             outcomes: dict[str, SearchOutcome] = {}
             if searches:
-                outcomes = run_rows(searches, len(stream.tasks), plan.config, execution.max_concurrent)
+                outcomes = run_rows(searches, len(stream.tasks), plan.search_config, execution.max_concurrent)
             if any(outcome.is_interrupted for outcome in outcomes.values()):
                 raise KeyboardInterrupt  # on Ctrl-C Ray Tune stops cleanly and returns
-            return _conclude(plan, outcomes, parents, execution, tracker)
+            return _conclude(plan, outcomes, run_ids, execution, tracker)
 
 
-def _open_runs(plan: Plan, trials: TrialPlan, stream: str, tracker: Tracker) -> dict[str, RowPlan]:
-    """Open the MLflow runs of all searches, and that of a table; return row -> its trials' plan ("": the sweep's)."""
-    request, config = plan.request, plan.config
+def _open_runs(plan: SweepPlan, trials: TrialPlan, stream: str, tracker: Tracker) -> dict[str, RowPlan]:
+    """Open an MLflow run for each search, and one for a table; return row -> its trial plan and search space.
+
+    The row "" is the search of one method; of a table, its own run, with an empty space.
+    """
+    request, config = plan.request, plan.search_config
     title = {"ctvr.table": request.preset.title} if request.is_table else {}
-    found: dict[str, RowPlan] = {}
+    row_plans: dict[str, RowPlan] = {}
     if request.is_table:
         settings = {"rows": ",".join(row.row.name for row in plan.rows), "seeds": request.preset.seeds}
         settings |= {**flat_search(config), "search.trials": config.trials if plan.searches else 0}
         parent = tracker.open_sweep(request.name, stream, settings, title)
-        found[""] = RowPlan(replace(trials, parent=parent), SearchSpace({}, {}, {}))
+        row_plans[""] = RowPlan(replace(trials, parent=parent), SearchSpace({}, {}, {}))
     for row, search in plan.searches.items():
         settings = {**search.experiment.settings, **flat_search(config)}
         tags = {OVERRIDES: json.dumps(request.overrides), SPACE: json.dumps(describe_space(search.space)), **title}
@@ -144,17 +148,17 @@ def _open_runs(plan: Plan, trials: TrialPlan, stream: str, tracker: Tracker) -> 
         mlflow_notes.write_sweep_note(tracker, parent, request.name, question, config, search.space)
         own = replace(trials, sweep=search.name, parent=parent, settings=search.fixed_settings, epochs=search.epochs)
         own = replace(own, presets=search.experiment.presets, tags={"ctvr.role": "trial"})
-        found[row] = RowPlan(own, search.searched)
-    return found
+        row_plans[row] = RowPlan(own, search.search_space)
+    return row_plans
 
 
 # ------------------------------------------------------------------------------------------ confirmation, rerun
 
 
 def _conclude(
-    plan: Plan,
+    plan: SweepPlan,
     outcomes: Mapping[str, SearchOutcome],
-    parents: Mapping[str, str],
+    run_ids: Mapping[str, str],
     execution: ExecutionConfig,
     tracker: Tracker,
 ) -> str:
@@ -162,11 +166,11 @@ def _conclude(
 
     Args:
         outcomes: row -> how its search ended.
-        parents: row -> MLflow run id of its search; "": that of the sweep.
+        run_ids: row -> MLflow run id of its search; "": that of the sweep.
     """
     request, again = plan.request, resume_command(plan.request.name)
     for row, outcome in outcomes.items():
-        close_search(tracker, parents[row], outcome)
+        close_search(tracker, run_ids[row], outcome)
     if waiting := flush_outbox(tracker):
         raise RunsFailed(
             f"{waiting} records wait because MLflow does not respond, so no winner can be selected. Restart MLflow, "
@@ -180,11 +184,11 @@ def _conclude(
     ]
     for row in best:
         search = plan.searches[row]
-        mlflow_notes.annotate_search(tracker, parents[row], search.name, search.space, plan.config)
+        mlflow_notes.annotate_search(tracker, run_ids[row], search.name, search.space, plan.search_config)
     if not request.is_table:
         if not best:
             raise RunsFailed("\n".join(lines))
-        lines += [verdict.text for verdict in _confirm(plan, best, parents, lines, execution, tracker).values()]
+        lines += [verdict.text for verdict in _confirm(plan, best, run_ids, lines, execution, tracker).values()]
         if seeds := request.preset.seeds:
             counts, orders = (request.top, seeds), request.orders
             lines.append(rerun(request.name, execution, *counts, request.baselines, request.direction, orders))
@@ -192,48 +196,50 @@ def _conclude(
     failed = [row for row, outcome in outcomes.items() if not outcome.complete]
     missing = [f"rows without a winner, missing from the table: {', '.join(failed)}"] if failed else []
     try:
-        verdicts = _confirm(plan, best, parents, lines, execution, tracker)
+        verdicts = _confirm(plan, best, run_ids, lines, execution, tracker)
         lines += [f"{sweep}: {verdict.text}" for sweep, verdict in verdicts.items()]
         text = _rerun_table(plan, best, verdicts, execution, tracker)
     except (RunsFailed, Interrupted) as error:
-        tracker.close(parents[""], "KILLED" if isinstance(error, Interrupted) else "FAILED")
+        tracker.close(run_ids[""], "KILLED" if isinstance(error, Interrupted) else "FAILED")
         raise type(error)("\n".join([str(error), *missing])) from None
-    tracker.close(parents[""], "FAILED" if failed else "FINISHED")
+    tracker.close(run_ids[""], "FAILED" if failed else "FINISHED")
     if failed:
         raise RunsFailed("\n".join([text, *missing]))
     return "\n".join([*lines, text])
 
 
 def _confirm(
-    plan: Plan,
+    plan: SweepPlan,
     best: Mapping[str, Sequence[RunRecord]],
-    parents: Mapping[str, str],
+    run_ids: Mapping[str, str],
     lines: Sequence[str],
     execution: ExecutionConfig,
     tracker: Tracker,
 ) -> Verdicts:
     """Confirm the best trials of all rows against the recommended settings, in one list of runs; say `lines` before."""
     listed = []
-    for row in best if plan.config.confirm else ():
+    for row in best if plan.search_config.confirm else ():
         search = plan.searches[row]
-        listed += candidates(tracker, search.name, search.unsearched(execution.workers), plan.config)
+        listed += candidates(tracker, search.name, search.recommended_experiment(execution.workers), plan.search_config)
     if listed or plan.request.is_table:
         say("\n".join(lines))
-    elif plan.config.confirm:
-        only = "complete" if len(plan.config.metrics) == 1 else "on the Pareto front"
-        equal = have_no_winner(best[""], plan.config.metric)
+    elif plan.search_config.confirm:
+        only = "complete" if len(plan.search_config.metrics) == 1 else "on the Pareto front"
+        equal = have_no_winner(best[""], plan.search_config.metric)
         why = "all trials are equal" if equal else f"only the recommended trial is {only}"
         say(f"confirmation: skipped, because {why}")
     name = plan.request.name
-    verdicts = confirm(name, listed, len(plan.stream.tasks), execution, tracker, plan.config, resume_command(name))
+    verdicts = confirm(
+        name, listed, len(plan.stream.tasks), execution, tracker, plan.search_config, resume_command(name)
+    )
     for row in best:
         if verdict := verdicts.get(plan.searches[row].name):
-            mlflow_notes.append_confirmation(tracker, parents[row], [verdict.text])
+            mlflow_notes.append_confirmation(tracker, run_ids[row], [verdict.text])
     return verdicts
 
 
 def _rerun_table(
-    plan: Plan,
+    plan: SweepPlan,
     best: Mapping[str, Sequence[RunRecord]],
     verdicts: Verdicts,
     execution: ExecutionConfig,
@@ -255,7 +261,7 @@ def _rerun_table(
     if not listed:
         raise RunsFailed(f"table {name}: no row has a winner, so no table is written. `ctvr ui` shows why.")
     settings = {"rerun_of": name, "seeds": preset.seeds, "rows": len({run.tags["ctvr.place"] for run in listed})}
-    equal = {row: each.row.name for each in plan.rows for row in each.equal}
+    equal = {row: each.row.name for each in plan.rows for row in each.duplicates}
     claims = ClaimTable(name, preset, plan.stream.name, request.overrides, equal)
     try:
         text = execute_rerun(name, listed, execution, tracker, settings, resume_command(name), request.direction)
@@ -267,7 +273,7 @@ def _rerun_table(
 
 
 def _rerun_of(
-    plan: Plan, place: int, best: Mapping[str, Sequence[RunRecord]], verdicts: Verdicts, tracker: Tracker
+    plan: SweepPlan, place: int, best: Mapping[str, Sequence[RunRecord]], verdicts: Verdicts, tracker: Tracker
 ) -> Rerun | None:
     """Return the rerun of a row: its winner, or the recommended settings if these were kept; None without a winner."""
     row, preset = plan.rows[place], plan.request.preset
@@ -286,6 +292,6 @@ def _rerun_of(
             kept = f"the recommended settings; the best of {len(trials)} trials is {verdict.note}"
             notes.append(kept if is_kept else verdict.note)
         if not is_kept:
-            more = searched_tags(experiment.name, trials, plan.config.metric)
+            more = searched_tags(experiment.name, trials, plan.search_config.metric)
     tags |= {"ctvr.note": NOTES.join(notes)} if notes else {}
     return Rerun(experiment, tags | more)

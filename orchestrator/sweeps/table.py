@@ -165,9 +165,9 @@ def printed_settings(row: PublishedRow) -> Settings:
 
 
 def _resolved(method: str, recommended: Settings, presets: Sequence[str], given: Settings) -> Settings:
-    from ctvr.orchestrator.settings.resolve import published  # imports torch
+    from ctvr.orchestrator.settings.resolve import resolve_method  # imports torch
 
-    return published(method, recommended, presets, given).settings
+    return resolve_method(method, recommended, presets, given).settings
 
 
 def paper_settings(run: RunRecord) -> Settings | None:

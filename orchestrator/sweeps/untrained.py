@@ -15,7 +15,7 @@ from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.method_checks.own_score import is_among, own_scores
 from ctvr.orchestrator.settings.experiment import Experiment
 from ctvr.orchestrator.settings.presets import UNTRAINED, get_method
-from ctvr.orchestrator.settings.resolve import published
+from ctvr.orchestrator.settings.resolve import resolve_method
 from ctvr.orchestrator.tables.presets import TableRow
 
 NOTE = "our control: {names} before any training, evaluated by its own score"
@@ -68,5 +68,5 @@ def untrained_baselines(method: str, presets: Sequence[str], baselines: Sequence
     """Return the baseline `METHOD:untrained` of a search if its score differs from that of zero-shot CLIP."""
     if "zero_shot" not in baselines or get_method(method).domain != "videos":
         return ()
-    experiment = published(method, {"preset": "paper"}, presets)
+    experiment = resolve_method(method, {"preset": "paper"}, presets)
     return () if not experiment.trains_by_gradients or own_scores(experiment) is None else (f"{method}:{UNTRAINED}",)

@@ -59,11 +59,11 @@ def _differing(run: RunRecord, entry: Verified, part: str) -> list[str]:
 
 def _code(entry: Verified) -> dict[str, dict[str, str]]:
     """Return the settings of a preset, defaults included, that change the forward pass or the loss, by part."""
-    from ctvr.orchestrator.settings.resolve import published  # imports torch
+    from ctvr.orchestrator.settings.resolve import resolve_method  # imports torch
 
     found: dict[str, dict[str, str]] = {"forward": {}, "loss": {}, "recipe": {}}
     try:
-        made = published(entry.method, {}, [entry.preset])
+        made = resolve_method(entry.method, {}, [entry.preset])
     except ConfigError:  # the record is of a removed method
         return found
     for group, config in (("method", made.method), ("base", made.base)):

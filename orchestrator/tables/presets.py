@@ -182,7 +182,10 @@ def load_preset(word: str) -> TablePreset:
         raise ConfigError(f"table {word!r} does not exist. {known_tables(word)}", "--preset")
     data = read_json(path, unique_keys=True)
     try:
-        return replace(parse_preset(data), name=path.stem if path.parent == FOLDER else "")
+        preset = parse_preset(data)
+        if not preset.title:  # a search of one method has none
+            raise ConfigError("is empty", "title", remedy="Name the table.")
+        return replace(preset, name=path.stem if path.parent == FOLDER else "")
     except ConfigError as error:
         raise ConfigError(f"{error!s:.400}", path.name) from error
 

@@ -75,7 +75,7 @@ class Recorder:
             **self.tags,
         }
         if type(method).param_groups is not Method.param_groups:  # the method trains
-            tags["ctvr.recommended_epochs"] = str(self.experiment.recommended("optim.epochs"))
+            tags["ctvr.recommended_epochs"] = str(self.experiment.recommended_value("optim.epochs"))
         if stream.paper:
             tags["ctvr.paper"] = stream.paper
         if method.declared.is_transductive:

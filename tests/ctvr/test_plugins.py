@@ -225,21 +225,21 @@ def test_a_searcher_of_another_package_starts_from_the_recommended_settings(lear
     request = request_search("clip4clip", "two_colours", "s", {}, search={"searcher": "one_at_a_time", "trials": 24})
     plan = plan_sweep(request, execution)
     planned = plan.searches[""]
-    search = replace(plan.config, bracket_size=4, scheduler="none")
-    made = SuccessiveHalving(make_searcher(search, planned.searched, 1), search, 1, dict)
+    search = replace(plan.search_config, bracket_size=4, scheduler="none")
+    made = SuccessiveHalving(make_searcher(search, planned.search_space, 1), search, 1, dict)
     while due := made.next_segments():
         for trial, until in due:
             made.report(trial, {"task": 1, search.metric: -abs(math.log10(trial.point["method.lr"] / 3e-7))}, until)
             made.end(trial, until)
     assert len(made.trials) == 24
-    assert made.trials[0].point == planned.recommended
+    assert made.trials[0].point == planned.recommended_point
     for number, trial in enumerate(made.trials[4:], start=4):
         known = made.trials[: number // 4 * 4]  # those of earlier brackets
         best = max(known, key=lambda each: each.scores[1]).point
         assert sum(trial.point[name] != best[name] for name in best) == 1
-    assert best != planned.recommended
+    assert best != planned.recommended_point
     two = replace(search, metric=f"{search.metric},stream/t2v/bwf", mode="max,min", trials=4)
-    made = SuccessiveHalving(make_searcher(two, planned.searched, 1), two, 1, dict)
+    made = SuccessiveHalving(make_searcher(two, planned.search_space, 1), two, 1, dict)
     while due := made.next_segments():
         for trial, until in due:
             made.report(trial, {"task": 1, search.metric: 1.0, "stream/t2v/bwf": 0.0}, until)

@@ -144,7 +144,7 @@ def _tell_laws(folder: Path) -> int:
     execution = ExecutionConfig(folder / "runs", str(folder / "runs" / "store"))
     search = plan_sweep(request_search(METHOD, "shapes-5", "laws", {}), execution).searches[""]
     for trials in (100, 300, 1000):
-        found = of_trials(folder, trials, search.searched, search.experiment.settings)
+        found = of_trials(folder, trials, search.search_space, search.experiment.settings)
         say(f"{trials:>5} trials  " + "  ".join(f"{name} {value:.3g}" for name, value in found.items()))
     for nodes, seconds in of_nodes():
         say(f"{nodes:>5} nodes   a look for room, s {seconds:.2g}")
@@ -208,8 +208,8 @@ def _sweep(folder: Path, manifest: Path, arguments: argparse.Namespace, pattern:
         plan = replace(plan, settings=found.fixed_settings, presets=found.experiment.presets, parent=parent)
         watch = Driver(server)
         watch.start()
-        rows = {"": RowPlan(plan, found.searched)}
-        outcome = tune.run_rows(rows, TASKS, planned.config, arguments.at_once)[""]
+        rows = {"": RowPlan(plan, found.search_space)}
+        outcome = tune.run_rows(rows, TASKS, planned.search_config, arguments.at_once)[""]
         watch.end()
         began = time.monotonic()
         records = tracker.find_runs(sweep="scale")

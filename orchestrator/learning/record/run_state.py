@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ctvr.orchestrator.streams.query_rank import Rank, read_all
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass

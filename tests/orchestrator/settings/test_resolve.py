@@ -64,15 +64,18 @@ def test_an_experiment_tells_who_set_a_value_and_what_is_recommended():
     made = resolve(given, {"optim.momentum": 0.5, "data.batch_size": 8}, ["shapes"])
     names = ("optim.epochs", "optim.momentum", "optim.schedule", "seed")
     assert [made.sources.get(name) for name in names] == ["you", "preset shapes", "preset shapes", None]
-    assert (made.recommended("data.batch_size"), made.recommended("seed")) == (8, 0)
-    assert made.recommended("optim.epochs") == OptimConfig().epochs
-    assert (made.recommended("optim.momentum"), made.defaults["optim.momentum"]) == (0.0, 0.9)
+    assert (made.recommended_value("data.batch_size"), made.recommended_value("seed")) == (8, 0)
+    assert made.recommended_value("optim.epochs") == OptimConfig().epochs
+    assert (made.recommended_value("optim.momentum"), made.default_settings["optim.momentum"]) == (0.0, 0.9)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_defaults_are_the_settings_without_any_given_ones(method):
     plain = {"method": method, "stream": "s"}
-    assert resolve(plain).settings == resolve({**plain, "seed": 1, "optim.epochs": 9, "data.num_frames": 16}).defaults
+    assert (
+        resolve(plain).settings
+        == resolve({**plain, "seed": 1, "optim.epochs": 9, "data.num_frames": 16}).default_settings
+    )
 
 
 def test_complete_settings_resolve_to_themselves():

@@ -51,8 +51,8 @@ def test_a_sweep_chooses_on_validation_videos(few, execution):
 def test_a_grid_has_as_many_trials_as_points_whatever_was_asked_for(few, execution):
     space = ("method.lr=0,1e-6,1e-5", "method.frame_norm=none,l2", "method.train_scale=true", "optim.weight_decay=0.2")
     planned = plan_sweep(request(few, search={"searcher": "grid", "trials": 4}, space=space), execution)
-    assert planned.trials == 6
-    assert plan_sweep(request(few, search={"trials": 4}), execution).trials == 4
+    assert planned.trials_per_row == 6
+    assert plan_sweep(request(few, search={"trials": 4}), execution).trials_per_row == 4
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,13 @@ def test_one_task_sweep_compares_trials_at_equal_epochs(tmp_path, execution):
     search = planned.searches[""]
     assert search.epochs == 5
     assert search.fixed_settings["evaluation.every_epoch"] is True
-    assert search.unsearched(1).evaluation.every_epoch
+    assert search.recommended_experiment(1).evaluation.every_epoch
     text = describe_plan(planned, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
     assert "compared after epochs 1, 2, 4 of 5, since the stream has one task" in text
-    filled = planned.filling(16)
-    assert filled.config.brackets_at_once == brackets_for(planned.config, planned.config.trials, 5, 16)
+    filled = planned.with_concurrent_brackets(16)
+    assert filled.search_config.brackets_at_once == brackets_for(
+        planned.search_config, planned.search_config.trials, 5, 16
+    )
     for more, search, space in (
         ({"optim.epochs": "1"}, {}, ()),
         ({}, {}, ("optim.epochs=5,6",)),
@@ -89,7 +91,7 @@ def test_one_task_sweep_compares_trials_at_equal_epochs(tmp_path, execution):
         plan = plan_sweep(request(one, overrides=more, search=search, space_add=space), execution)
         other = plan.searches[""]
         assert (other.epochs, other.experiment.evaluation.every_epoch) == (0, False)
-        assert "without early stopping" in describe_scheduler(plan.config, 1, [other.epochs])
+        assert "without early stopping" in describe_scheduler(plan.search_config, 1, [other.epochs])
     unstopped = search_of(request(one, overrides=overrides, search={"scheduler": "none"}), execution)
     assert (unstopped.epochs, unstopped.experiment.evaluation.every_epoch) == (0, False)
 
@@ -99,7 +101,7 @@ def test_trials_of_a_stream_with_one_task_form_no_groups(tmp_path, execution):
     on.
     """
     one = str(write_stream(tmp_path / "one", num_tasks=1, train=2, searched=1))
-    assert search_of(request(one, method="framefusion_moe"), execution).searched.later == ()
+    assert search_of(request(one, method="framefusion_moe"), execution).search_space.later == ()
 
 
 def test_space_replaces_and_space_add_extends_the_search_space(few, execution):
@@ -107,14 +109,14 @@ def test_space_replaces_and_space_add_extends_the_search_space(few, execution):
     plan = plan_sweep(request(few, search={"trials": 3}, space=words), execution)
     only = plan.searches[""]
     assert list(only.space) == ["method.lr"]
-    assert plan.config.searcher == "grid"  # every value once
-    assert [point["method.lr"] for point in grid_points(only.searched)] == [1e-6, 4e-6, 2e-5]
+    assert plan.search_config.searcher == "grid"  # every value once
+    assert [point["method.lr"] for point in grid_points(only.search_space)] == [1e-6, 4e-6, 2e-5]
     assert only.experiment.optim == search_of(request(few), execution).experiment.optim
     text = describe_plan(plan, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
     assert "varies 1 of 4 settings (method.lr in 1e-06, 4e-06, 2e-05; the others as recommended)" in text
     added = plan_sweep(request(few, search={"trials": 3}, space_add=words), execution)
     assert set(added.searches[""].space) > {"method.lr"}
-    assert added.config.searcher == "tpe"
+    assert added.search_config.searcher == "tpe"
 
 
 KINDS = "method.reducer.name=none,tome,evit"
@@ -128,18 +130,18 @@ def test_a_setting_of_one_variant_is_searched_with_that_variant(few, execution):
     asked = request(few, method="lora", space=(MERGED, KINDS, KEPT), search={"trials": 5})
     plan = plan_sweep(asked, execution)
     planned = plan.searches[""]
-    assert plan.config.searcher == "grid"  # five points with conditions, eleven without
-    points = grid_points(planned.searched)
+    assert plan.search_config.searcher == "grid"  # five points with conditions, eleven without
+    points = grid_points(planned.search_space)
     assert sorted(map(len, points)) == [1, 2, 2, 2, 2]
     full = {**planned.fixed_settings, "workers": 1}
     made = [resolve({**full, **point}, planned.stream.settings, planned.experiment.presets) for point in points]
     assert {each.settings["method.reducer.name"] for each in made} == {"none", "tome", "evit"}
-    assert planned.recommended == {"method.reducer.name": "none"}
+    assert planned.recommended_point == {"method.reducer.name": "none"}
     text = describe_plan(plan, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
     assert "method.reducer.r in 1, 2 where method.reducer.name is tome;" in text
     added = plan_sweep(replace(asked, space=(), space_add=asked.space), execution)
-    space = added.searches[""].searched
-    suggests = make_searcher(replace(added.config, searcher="random"), space, 2)
+    space = added.searches[""].search_space
+    suggests = make_searcher(replace(added.search_config, searcher="random"), space, 2)
     drawn = [suggests.suggest(str(number)) for number in range(12)]
     assert {len(point) for point in drawn} == {len(space.space) - 2, len(space.space) - 1}
     alone = search_of(
@@ -178,12 +180,12 @@ def test_a_search_with_a_cost_as_an_objective_measures_it_and_confirms_its_front
     objectives = {"metric": f"{GAIN},{GMACS}", "mode": "max,min"}
     planned = plan_sweep(request(few, search=objectives), execution)
     assert planned.searches[""].fixed_settings["evaluation.costs"] is True
-    assert planned.searches[""].unsearched(1).evaluation.costs
+    assert planned.searches[""].recommended_experiment(1).evaluation.costs
     text = describe_plan(planned, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
     assert "optimises  R@1 gain over zero-shot, GMACs of a video (max,min)" in text
     assert "confirms   up to 8 trials of the Pareto front and the recommended settings over 3 new seeds" in text
     fewer = plan_sweep(request(few, search={**objectives, "confirm": 3}), execution)
-    assert fewer.config.confirm == 3
+    assert fewer.search_config.confirm == 3
     none = plan_sweep(request(few, search={**objectives, "confirm": 0}, seeds=1), execution)
     text = describe_plan(none, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
     assert "confirms   nothing: the Pareto front is accepted without a test" in text
@@ -192,7 +194,7 @@ def test_a_search_with_a_cost_as_an_objective_measures_it_and_confirms_its_front
         RunRecord(name, name, {"method.lr": rate}, {GAIN: [(2, gain)], GMACS: [(2, cost)]}, {}, "FINISHED", "")
         for name, rate, gain, cost in (("s-1", "1e-5", 5.0, 3.0), ("s-2", "1e-6", 4.0, 2.0), ("s-3", "1e-4", 3.0, 9.0))
     ]
-    found = "\n".join(describe_best(none.searches[""], none.config, runs, {}))
+    found = "\n".join(describe_best(none.searches[""], none.search_config, runs, {}))
     assert found.startswith("Pareto front: 2 of 3 complete trials")
     assert found.endswith("  s-1: method.lr=1e-5\n  s-2: method.lr=1e-6")
     plain = search_of(request(few, search={"metric": f"{GAIN},stream/t2v/bwf", "mode": "max,min"}), execution)
@@ -211,8 +213,8 @@ def test_a_condition_of_the_search_space_is_dropped_where_the_user_fixes_the_oth
 def test_every_listed_value_is_suggested_while_trials_last(few, execution):
     words = ("method.lr=1e-7,1e-6,4e-6,2e-5", "optim.weight_decay=0,0.1,0.2", "optim.epochs=1,2")
     planned = plan_sweep(request(few, search={"trials": 6}, space=words), execution)
-    assert planned.config.searcher == "tpe"  # 24 points are more than the trials
-    searcher = make_searcher(planned.config, planned.searches[""].searched, 2)
+    assert planned.search_config.searcher == "tpe"  # 24 points are more than the trials
+    searcher = make_searcher(planned.search_config, planned.searches[""].search_space, 2)
     points = [searcher.suggest(str(number)) for number in range(6)]
     assert {point["method.lr"] for point in points} == {1e-7, 1e-6, 4e-6, 2e-5}
     assert {point["optim.weight_decay"] for point in points} == {0, 0.1, 0.2}
@@ -225,14 +227,14 @@ def test_the_point_that_is_tried_first_is_the_papers_for_the_stream(method, few,
     settings = {**content["settings"], "preset": "paper-actnet", "data.num_frames": 24}
     actnet.write_text(json.dumps({**content, "settings": settings, "videos": str(Path(few).parent / "videos")}))
     points = [
-        planned.recommended
+        planned.recommended_point
         for planned in (search_of(request(stream, method=method), execution) for stream in (few, str(actnet)))
     ]
     assert [point["method.num_experts"] for point in points] == [10, 5]
     later = "method.lr" if method == "structalign" else "method.lr_text"
     assert points[0][later] < points[1][later] == 6e-6
     released = search_of(request(few, method=method, presets=("released",)), execution)
-    assert released.recommended[later] == 3e-6
+    assert released.recommended_point[later] == 3e-6
 
 
 def test_settings_fixed_by_the_user_are_not_searched(few, execution):
@@ -254,7 +256,7 @@ def test_a_configuration_with_a_name_of_its_own_is_searched_as_itself(few, execu
     assert planned.experiment.name == "tvr_plus_cl"
     assert planned.experiment.method.base == "clip_vip"  # the space's own fixed base is VR-LwF's
     assert search_of(request(few, method="vr_lwf"), execution).experiment.method.base == "clip4clip"
-    assert set(planned.recommended) == set(planned.space)
+    assert set(planned.recommended_point) == set(planned.space)
 
 
 def fusing(fixed: str, searched: str) -> dict[str, object]:
@@ -269,7 +271,7 @@ REFUSED: dict[str, tuple[dict[str, object], tuple[str, ...], str]] = {  # reques
     "many chosen": (fusing("method.num_experts=2", "method.top_k=1,4"), EXPERTS, "Use method.top_k=2"),
     "seed": ({"overrides": {"seed": "2"}}, ("seed",), "reruns use new seeds"),
     "split": ({"overrides": {"evaluation.split": "test"}}, ("evaluation.split=test",), "validation videos of small"),
-    "seeds": ({"seeds": -1}, ("--top",), "--seeds >= 0"),
+    "seeds": ({"seeds": -1}, ("--seeds",), "got -1"),
     "fixed": ({"method": "zero_shot", "overrides": {"method.frame_norm": "l2"}}, ("",), "none is searched"),
     **{name: ({"name": name}, ("--name",), f"(got {name!r})") for name in ("a b", "../up", "", "a/b", ".hidden")},
 }
@@ -354,24 +356,24 @@ def test_a_search_goes_by_a_number_that_its_table_shows(few, execution, tmp_path
     content = json.loads(Path(few).read_text())
     cvlm = tmp_path / "cvlm.json"
     cvlm.write_text(json.dumps({**content, "protocol": "cvlm", "videos": str(Path(few).parent / "videos")}))
-    assert plan_sweep(request(few), execution).config.metric == GAIN
-    assert plan_sweep(request(str(cvlm)), execution).config.metric == "stream/t2v/r1_mean"
+    assert plan_sweep(request(few), execution).search_config.metric == GAIN
+    assert plan_sweep(request(str(cvlm)), execution).search_config.metric == "stream/t2v/r1_mean"
     asked = request(str(cvlm), search={"metric": "stream/t2v/bwf", "mode": "min"})
-    config = plan_sweep(asked, execution).config
+    config = plan_sweep(asked, execution).search_config
     assert (config.metric, config.mode) == ("stream/t2v/bwf", "min")
 
 
 def test_metric_and_mode_of_a_search_space_are_read(few, execution, monkeypatch):
     monkeypatch.setitem(SPACES["clip4clip"], "METRIC", "stream/t2v/bwf")
     monkeypatch.setitem(SPACES["clip4clip"], "MODE", "min")
-    found = plan_sweep(request(few), execution).config
+    found = plan_sweep(request(few), execution).search_config
     assert (found.metric, found.mode) == ("stream/t2v/bwf", "min")
 
 
 def test_more_blocks_than_the_tower_has_are_not_searched(few, execution):
     planned = search_of(request(few, method="framefusion_moe"), execution)
     assert planned.space["method.ffa_layers"].categories == [1, 2, 3, 4]  # of a tower of four
-    assert planned.recommended["method.ffa_layers"] == 4  # 10 are all of them
+    assert planned.recommended_point["method.ffa_layers"] == 4  # 10 are all of them
     asked = search_of(request(few, method="framefusion_moe", space=("method.ffa_layers=3,4,12",)), execution)
     assert asked.space["method.ffa_layers"].categories == [3, 4]
 
@@ -379,16 +381,16 @@ def test_more_blocks_than_the_tower_has_are_not_searched(few, execution):
 def test_refused_points_are_not_drawn_and_equal_models_are_one_trial(few, execution):
     fixed = search_of(request(few, method="framefusion_moe", overrides={"method.num_experts": "2"}), execution)
     assert fixed.space["method.top_k"].categories == [1, 2]
-    words = (f"{name}={value}" for name, value in fixed.recommended.items() if name != "method.top_k")
+    words = (f"{name}={value}" for name, value in fixed.recommended_point.items() if name != "method.top_k")
     space = (*words, "method.num_experts=1,5")
     plan = plan_sweep(request(few, method="framefusion_moe", space_add=space, search={"searcher": "grid"}), execution)
     grid = plan.searches[""]
     pairs = [(1, 1), (5, 1), (5, 2), (5, 4)]
-    assert [experts_of(point) for point in grid_points(grid.searched)] == pairs
-    assert plan.trials == 4
+    assert [experts_of(point) for point in grid_points(grid.search_space)] == pairs
+    assert plan.trials_per_row == 4
     for searcher in ("tpe", "grouped_tpe", "random"):
         search = SearchConfig(trials=8, searcher=searcher)
-        suggests = make_searcher(search, grid.searched, 4)
+        suggests = make_searcher(search, grid.search_space, 4)
         due = SuccessiveHalving(
             suggests, search, 4, lambda point: resolve({**grid.fixed_settings, **point}).settings
         ).next_segments()
@@ -401,16 +403,18 @@ def experts_of(point: Mapping[str, int]) -> tuple[int, int]:
 
 def test_a_new_sweep_fills_the_cluster_and_its_request_records_how(few, execution):
     planned = plan_sweep(request(few, search={"trials": 64}), execution)
-    assert planned.config.brackets_at_once == 0
-    filled = planned.filling(16)
-    number = brackets_for(planned.config, 64, len(planned.stream.tasks), 16)
-    assert filled.config.brackets_at_once == filled.request.preset.search["brackets_at_once"] == number > 1
-    assert plan_sweep(filled.request, execution).filling(512).config.brackets_at_once == number  # as a resumed one
+    assert planned.search_config.brackets_at_once == 0
+    filled = planned.with_concurrent_brackets(16)
+    number = brackets_for(planned.search_config, 64, len(planned.stream.tasks), 16)
+    assert filled.search_config.brackets_at_once == filled.request.preset.search["brackets_at_once"] == number > 1
+    assert (
+        plan_sweep(filled.request, execution).with_concurrent_brackets(512).search_config.brackets_at_once == number
+    )  # as a resumed one
     room = Capacity(16, 0, 16)
     text = describe_plan(filled, room, 0, replace(execution, gpus_per_trial=0), execution.tracker("small"))
     assert f"in brackets of 8, {number} brackets at once" in text
     assert "; 16 at once" in text
-    few_trials = plan_sweep(request(few, search={"trials": 8}), execution).filling(16)
+    few_trials = plan_sweep(request(few, search={"trials": 8}), execution).with_concurrent_brackets(16)
     text = describe_plan(few_trials, room, 0, replace(execution, gpus_per_trial=0), execution.tracker("small"))
     assert "; 8 at once; the cluster can run 16" in text
 
@@ -440,6 +444,6 @@ def test_the_plan_describes_confirmation_and_detectable_difference(few, executio
 
 def test_the_unsearched_candidate_is_the_searchs_first_trial(few, execution):
     planned = search_of(request(few, method="framefusion_moe"), execution)
-    unsearched = planned.unsearched(1)
+    unsearched = planned.recommended_experiment(1)
     assert unsearched.settings == {**planned.experiment.settings, "method.ffa_layers": 4}  # 10 are all four of them
     assert unsearched.evaluation.split == "val"

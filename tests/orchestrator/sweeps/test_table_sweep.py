@@ -10,7 +10,7 @@ from ctvr.orchestrator.on_ray.plan import GAIN, Capacity, SearchOutcome, TrialPl
 from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.sweeps import sweep as jobs
 from ctvr.orchestrator.sweeps.comparison import ConfirmationResult
-from ctvr.orchestrator.sweeps.plan import Plan, SweepRequest, plan_sweep
+from ctvr.orchestrator.sweeps.plan import SweepPlan, SweepRequest, plan_sweep
 from ctvr.orchestrator.sweeps.plan_text import describe_plan
 from ctvr.orchestrator.sweeps.session import trial_plan
 from ctvr.orchestrator.sweeps.verdict import CONFIRMS
@@ -46,7 +46,7 @@ def test_every_row_is_searched_by_the_same_budget_and_rule(few, execution):
     assert list(planned.searches) == ["clip4clip", "tvr_plus_cl"]
     assert [search.name for search in planned.searches.values()] == ["t-clip4clip", "t-tvr_plus_cl"]
     assert {search.experiment.evaluation.split for search in planned.searches.values()} == {"val"}
-    assert (planned.trials, planned.config.metric) == (3, GAIN)
+    assert (planned.trials_per_row, planned.search_config.metric) == (3, GAIN)
     names = ["zero_shot", "clip4clip", "tvr_plus_cl", "tvr_plus_cl:untrained"]
     assert [row.row.name for row in planned.rows] == names
     assert planned.rows[2].experiment.method.base == "clip_vip"
@@ -111,7 +111,7 @@ def test_the_plan_of_a_table_describes_its_rows_and_runs(few, execution):
 
 
 def searched(
-    planned: Plan, execution: ExecutionConfig, gains: dict[str, list[float]]
+    planned: SweepPlan, execution: ExecutionConfig, gains: dict[str, list[float]]
 ) -> tuple[Tracker, dict[str, str]]:
     """Return the table's searches as MLflow has them: gains of the complete trials of each row."""
     tracker = execution.tracker("small")
@@ -180,7 +180,7 @@ def test_all_winners_and_seeds_are_one_rerun(few, execution, reruns):
     assert found.status == "FINISHED"
 
 
-def verdict_of(planned: Plan, row: int, is_confirmed: bool) -> ConfirmationResult:
+def verdict_of(planned: SweepPlan, row: int, is_confirmed: bool) -> ConfirmationResult:
     experiment = planned.rows[row].experiment
     best = resolve({**experiment.settings, "optim.weight_decay": 0.1}, None, experiment.presets)
     name = planned.rows[row].search.name
@@ -248,9 +248,9 @@ def test_an_interrupted_rerun_leaves_the_table_to_be_resumed(few, execution, mon
 def test_a_table_is_resumed_as_it_was_asked_for(few, execution, monkeypatch):
     asked = SweepRequest("t", few, preset(seeds=4), {"optim.epochs": "1"}, "v2t", 2)
     write_plan(trial_plan(execution, "t"), execution.folder("t"), request=asdict(asked), where={"nodes": 1})
-    found: list[Plan] = []
+    found: list[SweepPlan] = []
 
-    def drive(planned: Plan, execution: ExecutionConfig, resumed: TrialPlan | None) -> str:
+    def drive(planned: SweepPlan, execution: ExecutionConfig, resumed: TrialPlan | None) -> str:
         assert resumed is not None  # it keeps the number of brackets at once of its plan
         found.append(planned)
         return "went on"

@@ -184,6 +184,7 @@ BROKEN: dict[str, tuple[object, str]] = {  # id -> data of a file, or its text; 
     "protocol": ({**GOOD, "protocol": "other"}, "protocol: is not one of"),
     "a key": ({**GOOD, "titel": "x"}, "titel: no such setting. Write title=x."),
     "no rows": ({"title": "x"}, "is required"),
+    "no title": ({**GOOD, "title": ""}, "title: is empty"),
     "no JSON": ("{", ""),
 }
 
