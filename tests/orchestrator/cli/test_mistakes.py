@@ -148,7 +148,7 @@ MISTAKES = [
     (["sweep", "--budget-hours", "-1"], "--budget-hours: must be > 0 and < 10000, got -1"),
     (["sweep", "--max-nodes", "1", "--nodes", "3"], "--max-nodes: must be >= --nodes, got 1 and 3"),
     (["sweep", "--worker-timeout-hours", "0"], "--worker-timeout-hours: must be > 0"),
-    (["sweep", "--top", "0"], "--top: must be >= 1 and --seeds >= 0, got 0"),
+    (["sweep", "--top", "0"], "--top: must be >= 1, got 0. Write --top 1."),
     (["run", "--config", "."], "--config .: cannot be read (it is a folder)"),
     (["run", "--method", "no.such:Thing", "--stream", "shapes-5"], "no.such cannot be imported"),
     (["methods", "clip4clip", "--cost"], "methods: --cost shows all methods"),

@@ -104,7 +104,8 @@ def test_the_plan_of_a_table_describes_its_rows_and_runs(few, execution):
     assert "all rows over 2 seeds on test videos: 6 runs in one rerun" in text
     cheap = plan_sweep(request(few, preset(search={"trials": 0})), execution)
     text = describe_plan(cheap, Capacity(2, 0, 2), 0, execution, execution.tracker("few"))
-    assert "none: every row runs its recommended preset" in text
+    assert "none: every row runs its listed settings" in text
+    assert "chosen by" not in text
 
 
 # ------------------------------------------------------------------------------------------- how it ends
