@@ -17,7 +17,7 @@ from ctvr.orchestrator.data.arrays import read_arrays, read_features, write_arra
 from ctvr.orchestrator.data.images import _read as read_images
 from ctvr.orchestrator.errors import ConfigError, VideoError
 
-pytestmark = pytest.mark.wording  # the kind of damage is told by words only
+pytestmark = pytest.mark.wording  # only words name the kind of damage
 
 ONE = np.arange(18, dtype=np.float32).reshape(3, 6)
 
