@@ -7,8 +7,14 @@ import io
 import math
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from ctvr.orchestrator.redaction import redact
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+LINE_SECONDS = 30.0  # between two lines of progress in a file
 
 
 def escape_unknown_characters() -> None:
@@ -33,6 +39,26 @@ def say(line: str, with_time: bool = False) -> None:
     with contextlib.suppress(OSError, ValueError, AttributeError):  # lost, closed, or None (`2>&-`)
         sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {line}\n" if with_time else f"{line}\n")
         sys.stderr.flush()
+
+
+def progress(total: int, what: str, unit: str = "video", is_shown: bool = True) -> tqdm:
+    """Return a progress bar on stderr; where stderr is no terminal, a line every 30 s."""
+    from tqdm import tqdm
+
+    if sys.stderr is None or sys.stderr.isatty() or not is_shown:
+        return tqdm(total=total, desc=what, unit=unit, disable=not is_shown)
+    return tqdm(total=total, desc=what, unit=unit, file=_Lines(), mininterval=LINE_SECONDS, maxinterval=LINE_SECONDS)
+
+
+class _Lines:
+    """Write each state of a bar as a line of stderr, without the carriage returns that move a terminal's cursor."""
+
+    def write(self, text: str) -> None:
+        if line := text.strip():
+            say(line)
+
+    def flush(self) -> None:
+        pass
 
 
 def printable(text: str) -> str:

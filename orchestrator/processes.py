@@ -1,15 +1,24 @@
-"""Find and terminate processes of this machine, by descent or by an environment variable."""
+"""Processes of this machine: finding, terminating, and excluding them from a file by a lock."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
+import os
+import stat
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
 
 import psutil
 
 GRACE_SECONDS = 10.0  # time for processes to exit by themselves
 START_SECONDS = 0.5  # longest wait for programs that are being loaded
+_HELD = (errno.EWOULDBLOCK, errno.EACCES)  # of flock: another process holds the lock
+_LEASE_SECONDS = 30.0  # a lease without renewal for this long is taken over; the holder renews it every 10 s
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -59,3 +68,77 @@ def terminate(find: Callable[[], set[psutil.Process]]) -> None:
         while (left := set(filter(is_alive, left))) and time.monotonic() < until:
             time.sleep(0.1)
             left |= find()
+
+
+@contextlib.contextmanager
+def hold_lock(
+    path: Path,
+    mode: str = "ab",
+    wait: bool = True,
+    is_shared: bool = False,
+    opener: Callable[[str, int], int] | None = None,
+) -> Iterator[IO[bytes]]:
+    """Open a file and hold its lock against other processes; the system releases it when the process ends.
+
+    Some file systems have no locks (Lustre mounted without `flock`, some FUSE mounts). There a file `NAME.holder` with
+    host, process and time is the lock: its holder renews it, and the next process takes it over when its process has
+    ended or the renewals stop. A shared lock is not held there.
+
+    Args:
+        path: the file; its folder must exist.
+        mode: mode of `open`, binary.
+        wait: wait for the lock if another process holds it.
+        is_shared: share the lock with other holders of a shared lock.
+        opener: of `open`; default: `at_once`.
+
+    Raises:
+        BlockingIOError: if another process holds the lock and `wait` is false.
+        OSError: if the file cannot be opened, or is not a regular file (a pipe does not block).
+    """
+    with contextlib.ExitStack() as held:
+        file = held.enter_context(open(path, mode, opener=opener or at_once))
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "is not a file", str(path))
+        # NFS locks only files that are open for writing, but shared locks also those for reading
+        kind = fcntl.LOCK_SH if is_shared or not file.writable() else fcntl.LOCK_EX
+        try:
+            fcntl.flock(file, kind | (0 if wait else fcntl.LOCK_NB))
+        except OSError as error:
+            if error.errno in _HELD:
+                raise BlockingIOError(error.errno, os.strerror(error.errno), str(path)) from None
+            if not is_shared:
+                _lease(held, path, wait)
+        yield file
+
+
+def lock_faults(file: IO[bytes]) -> dict[str, OSError]:
+    """Return the errors of the two kinds of locks of an open file: `fcntl` (SQLite's) and `flock` (`hold_lock`'s)."""
+    faults: dict[str, OSError] = {}
+    for kind, lock in (("fcntl", fcntl.lockf), ("flock", fcntl.flock)):
+        try:
+            lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _HELD:
+                faults[kind] = error
+    return faults
+
+
+def lock_faults_in(folder: Path) -> dict[str, OSError]:
+    """Return the errors of `lock_faults` for a new file in a folder."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".locks-") as file:
+        return lock_faults(file.file)
+
+
+def _lease(held: contextlib.ExitStack, path: Path, wait: bool) -> None:
+    import filelock  # only file systems without locks need it
+
+    lease = filelock.SoftFileLease(f"{path}.holder", lease_duration=_LEASE_SECONDS, thread_local=False)
+    try:
+        held.enter_context(lease.acquire(blocking=wait))
+    except filelock.Timeout:
+        raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK), str(path)) from None
+
+
+def at_once(path: str, flags: int) -> int:
+    """Open a file without blocking (an `opener` of `open`); a pipe raises an error."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tqdm import tqdm
-
+from ctvr.orchestrator import console
 from ctvr.orchestrator.data.frames import Broken, FrameSource
 from ctvr.orchestrator.digests import Identity
 from ctvr.orchestrator.errors import ConfigError
@@ -69,7 +68,7 @@ def decode_stream(
             note_use(source.store, stream.name, list(keys.values()))
         present = source.store.filter_existing("frames", list(keys.values()))
         new = [item for item, key in keys.items() if key not in present]
-    with tqdm(total=len(new), desc="decoding", unit="video", disable=not progress or not new) as bar:
+    with console.progress(len(new), "decoding", is_shown=progress and bool(new)) as bar:
         decoded, broken = (decode or source.decode_missing)(new, workers, bar.update)
     return Prepared(decoded, len(keys) - len(new), missing, [*broken, *unreadable])
 

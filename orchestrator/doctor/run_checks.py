@@ -23,10 +23,12 @@ from ctvr.orchestrator.doctor.findings import Finding, listed
 from ctvr.orchestrator.doctor.records import Examined
 from ctvr.orchestrator.errors import ConfigError, TrackingUnavailable
 from ctvr.orchestrator.on_ray.memory import worker_bytes
+from ctvr.orchestrator.processes import lock_faults_in
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.load import is_embedded, load_stream
 from ctvr.orchestrator.streams.stream import SPLITS, Stream
 from ctvr.orchestrator.streams.videos import missing_videos
+from ctvr.orchestrator.tracking.server import MOUNT
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -72,6 +74,7 @@ def examine(runs: Path, store: str, stream: str | None, videos: Path | None, tra
         "Ray's folder": network.ray_folder,
         "Ray": network.ray_state,
         "disk": partial(_disk, place),
+        "file locks": partial(_locks, place),
         "store": partial(_store, place),
         "MLflow": partial(records.mlflow, place),
         "outbox": partial(records.outbox, place),
@@ -184,6 +187,19 @@ def _disk_of(what: str, folder: Path, need: int) -> Finding:
     if free < need + LOW_DISK:
         return Finding("warning", "disk", text, remedy)
     return Finding("ok", "disk", text)
+
+
+def _locks(place: Examined) -> Iterator[Finding]:
+    """Find folders without file locks: MLflow's database needs `fcntl`, ours need `flock` or have a substitute."""
+    folders = [place.runs, *([place.local_store] if place.local_store else []), Path(tempfile.gettempdir())]
+    lacking = {folder: faults for folder in dict.fromkeys(folders) if (faults := lock_faults_in(_nearest(folder)))}
+    for folder, faults in lacking.items():
+        text = f"{folder}: its file system has none ({next(iter(faults.values())).strerror})"
+        needs_them = folder == place.runs and "fcntl" in faults
+        instead = "" if needs_them else "; files *.holder take their place"
+        yield Finding("error" if needs_them else "warning", "file locks", text + instead, MOUNT)
+    if not lacking:
+        yield Finding("ok", "file locks", "the folders of runs, store and temporary files have them")
 
 
 def _videos(stream: Stream) -> Iterator[Finding]:

@@ -5,17 +5,16 @@ Trials are synchronised by locks on two files per GPU in the node's temporary fo
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
 
 from ctvr.orchestrator.addresses import require_own
 from ctvr.orchestrator.errors import OutOfMemory
+from ctvr.orchestrator.processes import hold_lock
 
 log = logging.getLogger(__name__)
 
@@ -61,16 +60,21 @@ def limit_memory(share: float) -> None:
     torch.cuda.set_per_process_memory_fraction(1.0 if share >= 1 else max(0.01, share - CONTEXT_BYTES / total), 0)
 
 
-def _own_file(path: Path) -> IO[bytes]:
-    """Open a file of this user with a name that others know.
+@contextmanager
+def _hold_own(path: Path, is_alone: bool) -> Iterator[None]:
+    """Hold the lock of a file of this user with a name that others know.
 
     Raises:
         ConfigError: if it is a link, or belongs to another user.
     """
     require_own(path)
-    opened = open(path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600))  # noqa: SIM115
-    require_own(path)  # also if another user has made it since
-    return opened
+    with hold_lock(path, is_shared=not is_alone, opener=_private):
+        require_own(path)  # also if another user has made it since
+        yield
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 @contextmanager
@@ -78,10 +82,9 @@ def _locked(is_alone: bool) -> Iterator[None]:
     """Hold the GPU's lock, shared or exclusive. A waiting exclusive lock takes precedence over later shared ones."""
     name = os.environ.get("CUDA_VISIBLE_DEVICES", "0").replace(os.sep, "-")
     stem = Path(tempfile.gettempdir()) / f"ctvr-gpu-{os.getuid()}-{name}"
-    kind = fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH
-    with _own_file(Path(f"{stem}.queue")) as queue, _own_file(Path(f"{stem}.use")) as use:
-        fcntl.flock(queue, kind)
-        fcntl.flock(use, kind)
+    with ExitStack() as queue, ExitStack() as use:
+        queue.enter_context(_hold_own(Path(f"{stem}.queue"), is_alone))
+        use.enter_context(_hold_own(Path(f"{stem}.use"), is_alone))
         if not is_alone:
-            fcntl.flock(queue, fcntl.LOCK_UN)
+            queue.close()
         yield

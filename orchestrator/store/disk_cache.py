@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from ctvr.orchestrator.errors import ConfigError, StoreError
+from ctvr.orchestrator.processes import at_once, hold_lock
 from ctvr.orchestrator.store.local import LocalFiles, Stamp
 
 _CACHE_GB = 100.0
@@ -95,7 +94,7 @@ class DiskCache(_Copies):
 
     def _count(self, written: int) -> int:
         """Return the bytes that all processes have written since the last eviction, rounded up to units."""
-        with open(self._written, "ab", opener=_at_once) as file:
+        with open(self._written, "ab", opener=at_once) as file:
             file.write(b"." * -(-written // _UNIT))
             return file.tell() * _UNIT
 
@@ -105,9 +104,7 @@ class DiskCache(_Copies):
         Only one of several processes evicts; the others continue. A twentieth of the disk stays free, since Ray stops
         working above that.
         """
-        with _locked(self.root.parent / ".evicting") as is_mine:
-            if not is_mine:
-                return
+        with contextlib.suppress(BlockingIOError), hold_lock(self.root.parent / ".evicting", wait=False):
             with contextlib.suppress(FileNotFoundError):
                 os.truncate(self._written, 0)
             copies = sorted(self._everyone.names(), key=lambda entry: entry.modified)
@@ -139,20 +136,3 @@ def cache_limit() -> int:
             f"{text!r} is not a number of gigabytes", "CTVR_CACHE_GB", remedy="Write for example 200."
         ) from None
     return int(limit * 1e9)
-
-
-def _at_once(path: str, flags: int) -> int:
-    """Open a file without blocking (an `opener` of `open`); a pipe raises an error."""
-    return os.open(path, flags | os.O_NONBLOCK, 0o666)
-
-
-@contextlib.contextmanager
-def _locked(file: Path) -> Iterator[bool]:
-    """Try to lock without waiting; yield whether it succeeded. The system releases the lock if the process dies."""
-    with open(file, "ab", opener=_at_once) as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield False
-            return
-        yield True

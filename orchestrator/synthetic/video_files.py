@@ -8,7 +8,6 @@ file system has locks, and otherwise overwrite files with equal ones.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import io
 import json
@@ -23,16 +22,20 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from tqdm import tqdm
 
+from ctvr.orchestrator import console
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.interpreter import SAFE_PATH, environment
 from ctvr.orchestrator.output_dir import publish
+from ctvr.orchestrator.processes import hold_lock
 from ctvr.orchestrator.synthetic.drawing import Pixels
 from ctvr.orchestrator.text_files import read_text
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +138,7 @@ def render_files(
     try:
         for parent in {(folder / clip.path).parent for clip in clips}:
             parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder / ".lock"):
+        with hold_lock(folder / ".lock"):
             return _render_files(folder, clips, workers, progress, video_format or VideoFormat())
     except OSError as error:
         reason = error.strerror or str(error)
@@ -193,7 +196,7 @@ def _render_all(
     folder: Path, clips: list[Clip], workers: int | None, progress: bool, video_format: VideoFormat
 ) -> list[Rendered]:
     workers = min(workers or _default_workers(), len(clips) // 16 + 1)
-    with tqdm(total=len(clips), desc=f"rendering {folder.name}", unit="video", disable=not progress) as bar:
+    with console.progress(len(clips), f"rendering {folder.name}", is_shown=progress) as bar:
         if workers > 1:
             try:
                 return list(_in_processes(folder, clips, workers, bar, video_format))
@@ -247,14 +250,3 @@ def _default_workers() -> int:
         return 1
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return min(cores, MAX_WORKERS)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock that ends with the process; without locks (some network file systems), hold nothing."""
-    with open(path, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666)) as handle:  # a FIFO
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        except OSError as error:
-            log.debug("%s: no file locks here (%s)", path, error)
-        yield

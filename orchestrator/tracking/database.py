@@ -16,7 +16,8 @@ log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 120.0  # maximum wait for a database that another process has locked
 UNFINISHED = ".unfinished"  # suffix of a kept incomplete database
-_OF_MLFLOW = {"alembic_version", "experiments"}  # tables that MLflow creates early
+_VERSION, _MIGRATING = "alembic_version", "_alembic_tmp_"  # a table, and a prefix of tables, of migrations
+_OF_MLFLOW = {_VERSION, "experiments"}  # tables that MLflow creates early
 _HELD = ("experiments", "runs", "registered_models")  # in every complete or used database, one of them has a row
 
 
@@ -67,6 +68,58 @@ def _remove(new: Path) -> None:
         left.unlink(missing_ok=True)
 
 
+def upgrade(file: Path, migrate: Callable[[str], object], version: str) -> Path:
+    """Upgrade a database in a copy, which replaces it when it is complete; return the kept former file.
+
+    Args:
+        file: the database; the caller holds its lock.
+        migrate: upgrades the database at a given URI.
+        version: of MLflow, for the name of the former file.
+    """
+    new = file.with_name(f"{file.name}.new")
+    names = (
+        file.with_name(f"{file.name}.before-{version}{suffix}") for suffix in ("", *map("-{}".format, range(2, 99)))
+    )
+    kept = next(name for name in names if not name.exists())
+    try:
+        _remove(new)
+        _publish(file, new)
+        migrate(f"sqlite:///{new}")
+        _publish(file, kept)
+        _publish(new, file)
+    finally:
+        _remove(new)
+    return kept
+
+
+def revision_of(file: Path) -> str | None:
+    """Return the revision of a database's schema; None if MLflow has not created all tables, or it cannot be opened.
+
+    Raises:
+        ConfigError: if it is no database, or that of another program.
+    """
+    if not file.is_file() or not file.stat().st_size:
+        return None
+    try:
+        with closing(
+            sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=WAIT_SECONDS)
+        ) as database:
+            names = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            found = database.execute(f"SELECT * FROM {_VERSION}").fetchone() if _VERSION in names else None
+    except sqlite3.OperationalError:  # locked, or unreadable: MLflow's client reports the reason
+        return None
+    except sqlite3.DatabaseError as error:
+        raise ConfigError(error, f"tracking {file}", remedy=f"{remedy(error)}.") from error
+    if names - {_VERSION} and not any(name == "experiments" or name.startswith(_MIGRATING) for name in names):
+        tables = ", ".join(sorted(names)[:3])
+        raise ConfigError(
+            f"is not a database of MLflow (tables {tables})",
+            f"tracking {file}",
+            remedy="Move it away, or choose another folder with --runs.",
+        )
+    return str(found[0]) if found and not is_half_made(file) else None
+
+
 def is_half_made(file: Path) -> bool:
     """Return whether MLflow was stopped while it created its tables; it adds a first experiment when it has finished.
 
@@ -77,7 +130,7 @@ def is_half_made(file: Path) -> bool:
     try:
         with closing(sqlite3.connect(file, timeout=WAIT_SECONDS)) as connection:
             names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            begun = names & _OF_MLFLOW or any(name.startswith("_alembic_tmp_") for name in names)
+            begun = names & _OF_MLFLOW or any(name.startswith(_MIGRATING) for name in names)
             held = [name for name in _HELD if name in names]
             rows = [connection.execute(f"SELECT 1 FROM {name} LIMIT 1").fetchone() for name in held]
     except sqlite3.Error:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-OUT_OF_DATE = "out-of-date database schema"  # in the error about a database of another MLflow version
 AUTOFLUSH = "(raised as a result of Query-invoked autoflush"  # text before SQLAlchemy's reason
 PARENT = "mlflow.parentRunId"  # the tag that makes a run a child
 KIND = "mlflow.experimentKind"  # tag for an experiment's kind; only MLflow's pages define the name
@@ -36,3 +35,27 @@ NOISY = ("alembic", "mlflow.store", "urllib3.connectionpool")  # silenced: we re
 def latest_points(run: Run) -> dict[str, tuple[int, float]]:
     """Map each metric key to the (step, value) of its last step. The public `data.metrics` has no steps."""
     return {metric.key: (metric.step, metric.value) for metric in run.data._metric_objs}
+
+
+def schema_revisions() -> tuple[str, frozenset[str]]:
+    """Return the newest revision of the database's schema that the installed MLflow knows, and all of them."""
+    from alembic.script import ScriptDirectory
+    from mlflow.store.db.utils import _get_alembic_config
+
+    scripts = ScriptDirectory.from_config(_get_alembic_config(db_url=""))
+    return str(scripts.get_current_head()), frozenset(script.revision for script in scripts.walk_revisions())
+
+
+def migrate(uri: str) -> None:
+    """Upgrade a database to the newest schema, as `mlflow db upgrade` in a process of its own does."""
+    import sqlalchemy
+    from alembic import command
+    from mlflow.store.db.utils import _get_alembic_config
+
+    config, engine = _get_alembic_config(uri), sqlalchemy.create_engine(uri)
+    try:
+        with engine.begin() as connection:
+            config.attributes["connection"] = connection
+            command.upgrade(config, "heads")
+    finally:
+        engine.dispose()

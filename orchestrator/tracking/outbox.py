@@ -6,21 +6,19 @@ changed in the middle: it is emptied once all of it was sent, and stays whole ot
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import logging
 import os
 import shutil
-import stat
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO
 
 from ctvr.orchestrator.errors import BadRecord, os_error_text
 from ctvr.orchestrator.output_dir import publish
+from ctvr.orchestrator.processes import hold_lock
 from ctvr.orchestrator.tracking.messages import Message, files_below, is_id, read_line
 
 log = logging.getLogger(__name__)
@@ -30,24 +28,10 @@ REFUSED = "-refused"  # suffix of files of records with permanent errors; kept f
 RETRY_AFTER_S = 300.0  # pause after a failure, so that training does not wait for time-outs
 
 
-@contextmanager
-def locked(path: Path, mode: str = "ab", wait: bool = True) -> Iterator[IO[bytes]]:
-    """Open `path` and lock it against other processes of this machine.
-
-    Raises:
-        BlockingIOError: if another process holds the lock and `wait` is false.
-        OSError: if it cannot be opened, or is not a regular file (a pipe does not block).
-    """
+def locked(path: Path, mode: str = "ab", wait: bool = True) -> AbstractContextManager[IO[bytes]]:
+    """Hold the lock of a file (`hold_lock`) whose folder is created if it does not exist."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, mode, opener=_at_once) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "is not a file", str(path))
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        yield file  # closing the file releases the lock
-
-
-def _at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+    return hold_lock(path, mode, wait)
 
 
 class Outbox:

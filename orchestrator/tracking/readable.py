@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ctvr.orchestrator.errors import NOT_WRITABLE, ConfigError, os_error_text
+from ctvr.orchestrator.processes import lock_faults
 from ctvr.orchestrator.tracking.database import WAIT_SECONDS, remedy
 from ctvr.orchestrator.tracking.outbox import locked
 from ctvr.orchestrator.tracking.relocate import follow_move
@@ -22,10 +23,11 @@ _LOGS = ("-journal", "-wal", "-shm")  # files of a writer that was stopped, with
 
 
 def readable_uri(uri: str) -> str:
-    """Return the URI for reading existing records: `uri`, or that of a copy if their folder cannot be written.
+    """Return the URI for reading existing records: `uri`, or that of a copy.
 
-    A local database is upgraded, and its addresses follow a moved folder: in place, or in the copy, which disappears
-    with this process.
+    A local database is not upgraded: that of another MLflow, or in a folder that cannot be written or has no file
+    locks, is read from a copy, which disappears with this process. Its addresses follow a moved folder: in place, or in
+    the copy.
 
     Raises:
         ConfigError: if the records cannot be read.
@@ -34,25 +36,27 @@ def readable_uri(uri: str) -> str:
     if not uri.startswith("sqlite:///"):
         return uri
     file = Path(uri.removeprefix("sqlite:///"))
+    if not _is_readable_in_place(file):
+        state = file.stat()
+        return f"sqlite:///{_copied(file, state.st_mtime_ns, state.st_size).name}/{file.name}"
+    return uri
+
+
+def _is_readable_in_place(file: Path) -> bool:
+    """Bring the addresses of a database up to date; return False if it must be read from a copy."""
     try:
-        with locked(file.with_name(f"{file.name}.lock")):
-            _bring_up_to_date(file)
-        return uri
+        with locked(file.with_name(f"{file.name}.lock")) as lock:
+            if "fcntl" in lock_faults(lock) or SqliteRecords.of(f"sqlite:///{file}") is None:
+                return False
+            follow_move(file)
+            return True
     except OSError as error:
         if error.errno not in NOT_WRITABLE:
             raise
     except ConfigError as error:
         if not any(text in str(error.__cause__).lower() for text in _OF_SQLITE):
             raise
-    state = file.stat()
-    return f"sqlite:///{_copied(file, state.st_mtime_ns, state.st_size).name}/{file.name}"
-
-
-def _bring_up_to_date(file: Path, folder: Path | None = None) -> None:
-    """Upgrade a database, or the copy of one in `folder`, unless it can be read without MLflow."""
-    if SqliteRecords.of(f"sqlite:///{file}") is None:
-        create_database(f"sqlite:///{file}")
-    follow_move(file, folder)
+    return False
 
 
 @cache
@@ -68,7 +72,9 @@ def _copied(file: Path, changed: int, size: int) -> tempfile.TemporaryDirectory[
             f"{os_error_text(error)} TMPDIR names the folder for copies."
         ) from error
     try:
-        _bring_up_to_date(copy, file.parent)
+        if SqliteRecords.of(f"sqlite:///{copy}") is None:
+            create_database(f"sqlite:///{copy}", is_copy=True)
+        follow_move(copy, file.parent)
     except ConfigError as error:
         raise error.at(f"tracking {file}") from error
     return folder

@@ -6,24 +6,25 @@ import importlib.metadata
 import logging
 import os
 import re
-import shutil
 import socket
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from ctvr.orchestrator.errors import ConfigError, TrackingUnavailable
-from ctvr.orchestrator.interpreter import child_environment, environment, run_module
+from ctvr.orchestrator.interpreter import environment, run_module
+from ctvr.orchestrator.processes import lock_faults_in
 from ctvr.orchestrator.proxies import except_from_proxies, is_loopback, proxy_of
 from ctvr.orchestrator.redaction import redact
-from ctvr.orchestrator.tracking.database import await_lock, ensure_whole, remedy
-from ctvr.orchestrator.tracking.internals import AUTOFLUSH, NOISY, OUT_OF_DATE
+from ctvr.orchestrator.tracking.database import await_lock, ensure_whole, remedy, revision_of, upgrade
+from ctvr.orchestrator.tracking.internals import AUTOFLUSH, NOISY, SCHEMA, migrate, schema_revisions
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 log = logging.getLogger(__name__)
+
+MOUNT = "Mount it with flock (Lustre) or local_lock=all (NFS), or choose a folder on another disk with --runs."
 
 
 def default_uri(runs: Path) -> str:
@@ -68,10 +69,15 @@ def check(uri: str, timeout: int = 5, writes: bool = True) -> None:
         folder = (file := Path(uri.removeprefix("sqlite:///"))).parent
         if os.path.lexists(file) and not file.is_file():  # MLflow would try for minutes to open it
             raise ConfigError("is not a file", file, remedy="Move it away and run again.")
-        if writes and not os.access(next(p for p in (folder, *folder.absolute().parents) if p.exists()), os.W_OK):
+        nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if writes and not os.access(nearest, os.W_OK):
             raise ConfigError(
                 f"cannot write to {folder}", f"tracking {uri}", remedy="Choose another folder with --runs."
             )
+        if writes and (fault := lock_faults_in(nearest).get("fcntl")):  # SQLite cannot use it
+            raise ConfigError(f"its file system has no file locks ({fault.strerror})", folder, remedy=MOUNT)
+        if writes:
+            _older_revision(file)
         return
     if "://" not in uri or uri.startswith("file:"):
         raise ConfigError(
@@ -138,27 +144,51 @@ def new_client(uri: str) -> MlflowClient:
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
-def create_database(uri: str) -> None:
+def create_database(uri: str, is_copy: bool = False) -> None:
+    """Create a database that does not exist; upgrade that of an older MLflow, and keep its former file.
+
+    MLflow itself would upgrade the file in place and keep nothing, and add its tables to a database of any other
+    program. So the schema is compared before MLflow opens the file.
+
+    Args:
+        uri: of the file.
+        is_copy: the file is a temporary copy: if it is upgraded, the former file is not kept.
+
+    Raises:
+        ConfigError: if the file is of a newer MLflow or another program, damaged, or locked.
+    """
     file = Path(uri.removeprefix("sqlite:///"))
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         await_lock(file)
-        ensure_whole(file, lambda aside: new_client(aside).search_experiments(max_results=1))
+        if (revision := _older_revision(file)) is None:
+            ensure_whole(file, lambda aside: new_client(aside).search_experiments(max_results=1))
+        elif is_copy:
+            log.warning("tracking: mlflow.db is from an older MLflow (schema %s); a temporary copy is read", revision)
+            migrate(uri)
+        else:
+            kept = upgrade(file, migrate, importlib.metadata.version("mlflow"))
+            log.warning("tracking: %s was from an older MLflow and is upgraded; %s is the former file", file, kept)
         new_client(uri).search_experiments(max_results=1)
-        return
     except ConfigError:
         raise
     except Exception as error:  # not a database, or a full disk: one line for the user
-        if OUT_OF_DATE not in str(error):
-            raise ConfigError(reason(error), f"tracking {uri}", remedy=f"{remedy(error)}.") from error
-    shutil.copy2(file, file.with_name(f"{file.name}.before-{importlib.metadata.version('mlflow')}"))
-    log.warning("tracking: %s is from another MLflow version; it is upgraded, and a copy is kept next to it", file)
-    command = run_module("mlflow", "db", "upgrade", uri)
-    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, errors="replace")
-    if done.returncode:
+        raise ConfigError(reason(error), f"tracking {uri}", remedy=f"{remedy(error)}.") from error
+
+
+def _older_revision(file: Path) -> str | None:
+    """Return the revision of a database that must be upgraded; None for one that is current, or not yet complete."""
+    revision = revision_of(file)
+    if revision in (None, SCHEMA):
+        return None
+    newest, known = schema_revisions()
+    if revision not in known:
         raise ConfigError(
-            "is from a newer MLflow", f"tracking {uri}", remedy="Install that version or choose another --runs."
+            f"is from a newer MLflow (schema {revision})",
+            f"tracking {file}",
+            remedy="Install that version, or choose another folder with --runs.",
         )
+    return revision if revision != newest else None
 
 
 def reason(error: Exception) -> str:

@@ -1,11 +1,16 @@
-"""Processes that a driver or a failed start left running are found and ended."""
+"""Processes that a driver or a failed start left running are found and ended; a lock lets one use a file."""
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
+import threading
 import time
+from contextlib import ExitStack
 
 import psutil
+import pytest
 
 from ctvr.orchestrator import processes
 from ctvr.orchestrator.cli.leftovers import TOKEN, end_leftovers
@@ -103,3 +108,94 @@ def test_program_that_is_being_loaded_is_found(monkeypatch):
     monkeypatch.setattr(processes.time, "sleep", wait)
     assert processes.find_by_environment("A", "t") == {loading}
     assert len(waits) == 3, "no other process is waited for"
+
+
+HOLD = """
+from pathlib import Path
+from ctvr.orchestrator import processes
+def none(*_): raise OSError({errno}, "none here")
+if {errno}: processes.fcntl.flock = none
+with processes.hold_lock(Path({path!r})):
+    print(flush=True); time.sleep(600)
+"""
+NONE = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF, errno.EINVAL, errno.EIO)
+
+
+@pytest.fixture(params=[0, *NONE], ids=lambda code: errno.errorcode.get(code, "locks"))
+def lacking(request, monkeypatch):
+    """Return the error with which the file system refuses every lock; 0 if it has locks."""
+    code: int = request.param
+
+    def none(*_):
+        raise OSError(code, os.strerror(code))
+
+    if code:
+        monkeypatch.setattr(fcntl, "flock", none)
+    return code
+
+
+def test_a_lock_excludes_others_until_it_is_released(tmp_path, lacking):
+    lock, order = tmp_path / "lock", list[str]()
+
+    def wait() -> None:
+        with processes.hold_lock(lock) as file:
+            file.write(b"2")
+            order.append("second")
+
+    with processes.hold_lock(lock) as file:
+        file.write(b"1")
+        with pytest.raises(BlockingIOError), processes.hold_lock(lock, wait=False):
+            pytest.fail("two holders")
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join(0.2)
+        order.append("first")
+    thread.join(20)
+    assert order == ["first", "second"]
+    assert lock.read_bytes() == b"12"
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+@pytest.mark.parametrize("code", [0, errno.ENOSYS])
+def test_the_lock_of_a_killed_process_is_free(tmp_path, monkeypatch, code):
+    lock = tmp_path / "lock"
+    holder = start(HOLD.format(errno=code, path=str(lock)))
+    try:
+        if code:
+            monkeypatch.setattr(fcntl, "flock", lambda *_: fail(code))
+        with pytest.raises(BlockingIOError), processes.hold_lock(lock, wait=False):
+            pytest.fail("two holders")
+        holder.kill()
+        holder.wait()
+        with processes.hold_lock(lock):  # waits, since the first attempt may only remove what the killed process left
+            pass
+    finally:
+        holder.kill()
+
+
+def fail(code: int) -> None:
+    raise OSError(code, os.strerror(code))
+
+
+def test_shared_locks_admit_each_other(tmp_path, lacking):
+    with ExitStack() as held:
+        for _ in range(3):
+            held.enter_context(processes.hold_lock(tmp_path / "lock", is_shared=True))
+        if not lacking:
+            with pytest.raises(BlockingIOError):
+                held.enter_context(processes.hold_lock(tmp_path / "lock", wait=False))
+
+
+def test_a_pipe_or_a_folder_is_no_lock(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(OSError), processes.hold_lock(path):
+            pytest.fail("locked")
+
+
+def test_the_kinds_of_locks_that_a_folder_lacks_are_told_apart(tmp_path, monkeypatch):
+    assert processes.lock_faults_in(tmp_path) == {}
+    monkeypatch.setattr(fcntl, "lockf", lambda *_: fail(errno.ENOLCK))
+    faults = processes.lock_faults_in(tmp_path)
+    assert {kind: error.errno for kind, error in faults.items()} == {"fcntl": errno.ENOLCK}
+    assert list(tmp_path.iterdir()) == []

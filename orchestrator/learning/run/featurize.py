@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import torch
-from tqdm import tqdm
 
+from ctvr.orchestrator import console
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.data.batches import StreamData
 from ctvr.orchestrator.data.device import set_determinism
@@ -96,6 +96,6 @@ def featurize_stream(stream: Stream, splits: Sequence[str], lost: Iterable[str],
     gone = set(lost)
     found = (item for index in range(len(stream.tasks)) for split in splits for item in stream.items(index, split))
     items = [item for item in dict.fromkeys(found) if item.video not in gone]
-    with tqdm(total=len(items), desc="features", unit="video", disable=not items) as bar:
+    with console.progress(len(items), "features", is_shown=bool(items)) as bar:
         made, known = featurize(items, bar.update)
     return f"stream {stream.name}: computed features of {made} videos, {known} were already in the store"

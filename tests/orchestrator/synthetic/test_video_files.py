@@ -138,9 +138,3 @@ def test_without_child_processes_the_rendering_goes_on_here(tmp_path, monkeypatc
     clips = [clip for clip, _ in shapes.plan(0)[:16]]
     render_files(tmp_path, clips, workers=2, progress=False)
     assert len(contents(tmp_path)) == 16
-
-
-def test_a_pipe_in_place_of_the_lock_does_not_block(tmp_path):
-    os.mkfifo(tmp_path / ".lock")
-    with pytest.raises(OSError, match="No such device"), shapes_files._locked(tmp_path / ".lock"):
-        pytest.fail("a FIFO was taken for a lock")

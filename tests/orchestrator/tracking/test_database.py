@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ctvr.orchestrator.tracking.database import UNFINISHED, await_lock, ensure_whole, is_half_made
+from ctvr.orchestrator.tracking.database import UNFINISHED, await_lock, ensure_whole, is_half_made, revision_of, upgrade
 from ctvr.orchestrator.tracking.relocate import follow_move
 from tests.refusing import missing_from, refuses
 
@@ -103,3 +103,46 @@ def test_a_database_that_cannot_be_written_is_one_line(tmp_path):
     file.write_bytes(b"no database" * 100)
     with refuses(where="mlflow.db"):
         follow_move(file)
+
+
+@pytest.mark.parametrize("kind", HALVES)
+def test_a_half_made_file_has_no_revision(tmp_path, kind):
+    write(tmp_path / "mlflow.db", *HALVES[kind])
+    assert revision_of(tmp_path / "mlflow.db") is None
+    assert revision_of(tmp_path / "none.db") is None
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["CREATE TABLE thesis (a)"],
+        ["CREATE TABLE alembic_version (a)", "INSERT INTO alembic_version VALUES ('v3')", "CREATE TABLE studies (a)"],
+        ["CREATE TABLE runs (a)", "CREATE TABLE tags (a)"],
+    ],
+)
+def test_the_database_of_another_program_is_named_and_stays(tmp_path, statements):
+    file = tmp_path / "mlflow.db"
+    write(file, *statements)
+    before = file.read_bytes()
+    with refuses(statements[-1].split()[2], where="mlflow.db"):
+        revision_of(file)
+    assert file.read_bytes() == before
+
+
+def test_an_upgrade_keeps_every_former_file_and_leaves_it_if_it_fails(tmp_path):
+    file = tmp_path / "mlflow.db"
+    fill(f"sqlite:///{file}")
+
+    def add(uri: str) -> None:
+        write(Path(uri.removeprefix("sqlite:///")), "INSERT INTO experiments VALUES (1)")
+
+    def fail(uri: str) -> None:
+        add(uri)
+        raise OSError
+
+    with pytest.raises(OSError):
+        upgrade(file, fail, "3")
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
+    first, second = upgrade(file, add, "3"), upgrade(file, add, "3")
+    assert [len(rows(each, "experiments")) for each in (first, second, file)] == [1, 2, 3]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([file.name, first.name, second.name])

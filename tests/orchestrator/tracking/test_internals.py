@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.metadata
-import inspect
 import logging
 import re
 from pathlib import Path
@@ -26,11 +25,6 @@ def test_mlflow_still_stores_the_steps_of_last_metrics():
     )
     data = RunData(metrics=[Metric("stream/t2v/r1", 40.0, 0, 2), Metric("train/loss", 0.5, 0, 900)])
     assert internals.latest_points(Run(info, data)) == {"stream/t2v/r1": (2, 40.0), "train/loss": (900, 0.5)}
-
-
-def test_an_old_database_is_still_refused_in_the_words_that_we_look_for():
-    check = importlib.import_module("mlflow.store.db.utils")._verify_schema
-    assert internals.OUT_OF_DATE in inspect.getsource(check)
 
 
 def test_the_tags_of_parents_notes_and_sources_are_still_called_so():
