@@ -13,13 +13,12 @@ import struct
 from pathlib import Path
 from typing import BinaryIO
 
-CONTAINERS = "MP4, MOV, 3GP, Matroska, WebM, AVI, FLV, WMV, Ogg, MPEG, TS, M2TS, raw H.264, HEVC, MPEG and DV"
+CONTAINERS = "MP4, MOV, 3GP, Matroska, WebM, AVI, FLV, WMV, Ogg, MPEG, TS, M2TS, GIF, raw H.264, HEVC, MPEG and DV"
 CUT = "the file ends inside a packet, so it is cut short"
 _PLAIN, _AVCHD, _DVB = 188, 192, 204  # packet sizes of transport streams in bytes; AVCHD packets begin with a time
 _PROBED = 5 * _DVB
 # First bytes of formats that FFmpeg reads and this package does not, to name them in a message
 _OTHERS = (
-    (b"GIF8", "a GIF"),
     (b"\x89PNG", "a PNG"),
     (b"\xff\xd8\xff", "a JPEG or a stream of them"),
     (b"YUV4MPEG2", "raw YUV4MPEG video"),
@@ -30,6 +29,7 @@ _OTHERS = (
     (b"CWS", "a Flash file"),
 )
 _SOUNDS = (b"ID3", b"fLaC", b"\xff\xfb", b"\xff\xf3", b"\xff\xf1", b"\xff\xf9")  # MP3, FLAC, AAC
+_GIFS = (b"GIF87a", b"GIF89a")
 _PICTURES = frozenset((b"avif", b"heic", b"heix", b"mif1", b"heim", b"heis"))  # brands of HEIF (ISO 23008-12)
 _MP4_BOXES = frozenset(
     (
@@ -64,6 +64,8 @@ def container_of(path: Path) -> str | None:
         return "asf"
     if head.startswith(b"OggS"):
         return "ogg"
+    if head.startswith(_GIFS):
+        return "gif"
     if head.startswith(b"RIFF") and head[8:12] == b"CDXA":  # a file copied from a Video CD
         return "mpeg"
     if head.startswith(b"\x00\x00\x01\xba"):
@@ -148,8 +150,9 @@ def refusal(path: Path) -> str:
     is_riff = head.startswith(b"RIFF")
     if head.startswith(_SOUNDS) or (is_riff and head[8:12] == b"WAVE"):
         return "is a sound file: it has no pictures. Fetch the video"
-    others = (*_OTHERS, (b"RIFF", "a WebP")) if head[8:12] == b"WEBP" else _OTHERS
-    kind = next((name for start, name in others if head.startswith(start)), None)
+    if is_riff and head[8:12] == b"WEBP":  # most builds of FFmpeg read no animation
+        return f"is a WebP, which is not supported. Convert it: `magick {shlex.quote(path.name)} -coalesce OUT.gif`"
+    kind = next((name for start, name in _OTHERS if head.startswith(start)), None)
     if kind:
         return f"is {kind}, which is not supported. Convert it: {convert(path)}"
     return f"is not a video file of a known container ({CONTAINERS}). Convert it, if FFmpeg reads it: {convert(path)}"
@@ -177,7 +180,7 @@ def what_is_missing(path: Path, container: str) -> str | None:
             length = struct.unpack("<I", file.read(8)[4:8])[0]
             is_known = length not in _UNKNOWN_RIFF  # a recording that was piped or not finished has a placeholder
             return _cut(_RIFF, length + 8, size) if is_known and length + 8 > size else None
-    return None
+        return _gif(path, file) if container == "gif" else None
 
 
 def is_of_media_alone(missing: str) -> bool:
@@ -245,3 +248,24 @@ def _matroska(file: BinaryIO, size: int) -> str | None:
             return _cut("its header", end, size) if not unknown and end > size else None
         position = end
     return None
+
+
+def _gif(path: Path, file: BinaryIO) -> str | None:
+    """Walk the blocks of a GIF up to its trailer (GIF89a specification, appendix B)."""
+
+    def skip_table(flags: int) -> None:  # of colours
+        file.seek(3 << (flags & 7) + 1 if flags & 0x80 else 0, 1)
+
+    file.seek(10)
+    skip_table((file.read(3) or b"\0")[0])
+    while kind := file.read(1):
+        if kind == b";":
+            return None
+        if kind == b",":
+            skip_table((file.read(9) or b"\0")[-1])
+        elif kind != b"!":
+            return f"is damaged: no block of a GIF at byte {file.tell() - 1}. {keep_the_rest(path)}"
+        file.seek(1, 1)  # the label of an extension, or the size of a picture's codes
+        while length := (file.read(1) or b"\0")[0]:
+            file.seek(length, 1)
+    return f"is cut short: it has no trailer. {keep_the_rest(path)}"

@@ -14,7 +14,7 @@ VIDEO_SUFFIXES = (
     *(".mp4", ".mkv", ".webm", ".avi", ".mov", ".m4v", ".qt", ".3gp", ".3g2", ".f4v", ".divx", ".xvid", ".mk3d"),
     *(".flv", ".wmv", ".asf", ".ogv", ".ogm", ".ogg", ".mpg", ".mpeg", ".mpe", ".m2p", ".vob", ".mod", ".tod"),
     *(".ts", ".mts", ".m2ts", ".m2t", ".mt2s", ".h264", ".264", ".avc", ".h265", ".265", ".hevc", ".m1v", ".m2v"),
-    *(".mpv", ".dv", ".mj2"),
+    *(".mpv", ".dv", ".mj2", ".gif"),
 )
 
 

@@ -28,7 +28,7 @@ from ctvr.orchestrator.video.container import (
     what_is_missing,
 )
 from ctvr.orchestrator.video.counting import frames_in_order, seconds_of
-from ctvr.orchestrator.video.packets import Packets, Reader, is_interlaced
+from ctvr.orchestrator.video.packets import Packets, Reader
 
 _CODECS = frozenset(
     (
@@ -40,9 +40,11 @@ _CODECS = frozenset(
         *("qtrle", "rpza", "h261", "huffyuv", "ffvhuff", "ffv1", "rawvideo", "utvideo", "magicyuv", "lagarith", "v210"),
         # codecs of screen recorders and newer encoders
         *("png", "zmbv", "flashsv", "flashsv2", "tscc", "tscc2", "cscd", "fraps", "msrle", "smc", "mss1", "mss2"),
-        *("jpeg2000", "vvc"),
+        *("jpeg2000", "vvc", "gif"),
     )
 )
+_NO_FILM = "has no video stream that can be decoded"
+_STILLS = ("mjpeg", "png")  # one picture next to sound is a cover: Matroska keeps no mark of it
 HIDDEN = "its edit list hides every packet"
 # Containers that store the times of packets in file order: a frame has the time of the packet after which it is shown
 _PLACED = ("avi", "asf")
@@ -146,11 +148,21 @@ def open_video(path: Path, container: str, **options: str) -> Iterator[tuple[Any
         translate_av_errors(path),
         av.open(str(path.absolute()), format=container, options=options, metadata_errors="ignore") as file,
     ):
-        stream = file.streams.best("video")
+        stream = film_of(file)
         if stream is None or stream.codec_context is None:
-            raise VideoError(str(path), "has no video stream that can be decoded")
+            raise VideoError(str(path), _NO_FILM)
         stream.codec_context.thread_count = 1
         yield file, stream
+
+
+def film_of(file: Any) -> Any:
+    """Return the main video stream of an open file; None if it has none, or only pictures of a sound file."""
+    from av.stream import Disposition
+
+    pictures = Disposition.attached_pic | Disposition.timed_thumbnails
+    films = [stream for stream in file.streams.video if not stream.disposition & pictures]
+    best = file.streams.best("video")
+    return best if best in films else next(iter(films), None)
 
 
 def read_index(path: Path, limits: Limits, watch: Watch) -> Index:
@@ -167,8 +179,11 @@ def read_index(path: Path, limits: Limits, watch: Watch) -> Index:
             found = _read_packets(path, container, file, stream, limits, watch)
             declared, rate, base = stream.frames, stream.average_rate, float(stream.time_base)
             codec, width, height = _picture(stream)
+            is_cover = found.count == 1 and codec in _STILLS and file.streams.audio
     except VideoError as error:
         raise VideoError(str(path), missing if missing and limits.strict else error.reason) from None
+    if is_cover:
+        raise VideoError(str(path), _NO_FILM)
     if limits.strict and missing and found.count != declared:
         raise VideoError(str(path), missing)
     if limits.strict and container == "mov" and found.count < declared:
@@ -245,7 +260,7 @@ def _read_packets(path: Path, container: str, file: Any, stream: Any, limits: Li
     check_size(path, width, height, limits)
     if stream.frames > limits.max_frames and container == "mov":  # in other containers the header is not reliable
         raise VideoError(str(path), f"{stream.frames} frames exceed the limit max_frames={limits.max_frames}")
-    reader = Reader(path, container, codec, is_interlaced(stream.codec_context))
+    reader = Reader(path, container, stream.codec_context)
     for packet in file.demux(stream):
         if not packet.size:  # the flush packet at the end
             continue

@@ -1,10 +1,14 @@
 """Packets of a video: timestamps, key frames, and whether they prove which frames a full decode shows.
 
 Packets serve as an index if each shows exactly one frame, at its own time. That holds for containers that store
-presentation times (MP4, Matroska, FLV) and codecs with one frame per packet. Packets of VP8, VP9 and MPEG-4, which may
-show no frame or two, are parsed. AVI has no presentation times and writes empty packets for repeated frames. Packets of
-MPEG and TS come from a parser and may be single fields. WMV and Ogg omit some times. Such videos are counted by
-decoding them (counting.py).
+presentation times (MP4, Matroska, FLV, GIF) and codecs with one frame per packet. Packets of VP8, VP9 and MPEG-4, which
+may show no frame or two, are parsed. AVI has no presentation times and writes empty packets for repeated frames.
+Packets of MPEG and TS come from a parser and may be single fields. WMV and Ogg omit some times. Decoders of GIF show
+what an edit list hides. Such videos are counted by decoding them (counting.py).
+
+A program that copies packets may write times of decoding as those of presentation (FFmpeg, from AVI to MP4). They are
+then in the order of the packets, although the codec has B-frames. A decoder that seeks would return another frame. It
+therefore seeks only to a key frame whose packets are not in the order of their times; elsewhere it decodes every frame.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import numpy as np
 from ctvr.orchestrator.errors import VideoError
 from ctvr.orchestrator.video.container import keep_the_rest
 
-_TIMED = frozenset(("mov", "matroska", "flv"))
+_TIMED = frozenset(("mov", "matroska", "flv", "gif"))
 _FRAME_A_PACKET = frozenset(
     (
         *("h264", "hevc", "av1", "libdav1d", "libaom-av1", "mjpeg", "prores", "dnxhd", "cfhd", "dvvideo", "flv"),
@@ -41,7 +45,7 @@ class Packets:
     """
 
     pts: np.ndarray  # (N,) int64
-    keys: np.ndarray  # (K,) int64, of shown key frames
+    keys: np.ndarray  # (K,) int64, of the shown key frames to which a decoder may seek
     count: int
     why: str
 
@@ -49,19 +53,19 @@ class Packets:
 class Reader:
     """Reads the packets of one video in order."""
 
-    def __init__(self, path: Path, container: str, codec: str, interlaced: bool) -> None:
-        self.path, self.container, self.codec = path, container, codec
-        self.pts: list[int] = []
-        self.keys: list[int] = []
+    def __init__(self, path: Path, container: str, context: Any) -> None:
+        self.path, self.container, self.codec = path, container, context.name
+        self.has_b_frames = bool(context.has_b_frames)
+        self.packets: list[tuple[int, bool, bool]] = []  # pts, whether it is a key frame, whether it is shown
         self.first_key: int | None = None
         self.count = 0
         self.broken = 0  # number of a packet marked as corrupt; 0 once it is known to be intact
         self.why = ""
         if container not in _TIMED:
             self.why = "its container does not store presentation times"
-        elif codec not in _FRAME_A_PACKET:
-            self.why = f"packets of {codec} need not be frames"
-        elif interlaced and codec == "h264":
+        elif self.codec not in _FRAME_A_PACKET:
+            self.why = f"packets of {self.codec} need not be frames"
+        elif self.codec == "h264" and int(getattr(context, "field_order", 0) or 0) not in _PROGRESSIVE:
             self.why = "its fields may be packets"
 
     def add(self, packet: Any, strict: bool) -> None:
@@ -87,10 +91,8 @@ class Reader:
             self.why = "its packets lack times"
         elif not shows_one(self.codec, packet):
             self.why = "its packets do not show one frame each"
-        elif not packet.is_discard:  # an edit list hides the others
-            self.pts.append(packet.pts)
-            if packet.is_keyframe:
-                self.keys.append(packet.pts)
+        else:  # an edit list hides the discarded ones
+            self.packets.append((packet.pts, packet.is_keyframe, not packet.is_discard))
 
     def result(self) -> Packets:
         """Return the collected packets.
@@ -100,22 +102,21 @@ class Reader:
         """
         if self.broken:
             raise self._corrupt()
-        pts = np.unique(np.asarray(self.pts, dtype=np.int64))
-        why = self.why
-        if not why and len(pts) < len(self.pts):
+        times, is_key, is_shown = np.asarray(self.packets, dtype=np.int64).reshape(-1, 3).T
+        run = np.cumsum(is_key)
+        is_late = times < np.maximum.accumulate(times)
+        if self.has_b_frames or is_late.any():
+            is_key &= np.isin(run, run[is_late])
+        pts, why = np.unique(times[is_shown == 1]), self.why
+        if not why and len(pts) < is_shown.sum():
             why = "its packets share times"
         elif not why and len(pts) and self.first_key is not None and pts[0] < self.first_key:
             why = "frames before its first key frame are missing"
-        return Packets(pts, np.unique(np.asarray(self.keys, dtype=np.int64)), self.count, why)
+        return Packets(pts, np.unique(times[is_key & is_shown == 1]), self.count, why)
 
     def _corrupt(self) -> VideoError:
         text = f"is damaged: packet {self.broken} is corrupt. {keep_the_rest(self.path)}"
         return VideoError(str(self.path), text)
-
-
-def is_interlaced(context: Any) -> bool:
-    """Report whether a codec's parser has detected interlaced fields."""
-    return int(getattr(context, "field_order", 0) or 0) not in _PROGRESSIVE
 
 
 def shows_one(codec: str, packet: Any) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import av
 import numpy as np
+from av.stream import Disposition
 
 from ctvr.orchestrator.errors import VideoError
 from ctvr.orchestrator.video.decode import decode
@@ -37,6 +38,7 @@ CONTAINERS = {
     "ts": "mpegts",
     "mpg": "mpeg",
     "wmv": "asf",
+    "gif": "gif",
 }
 
 _X264 = {"preset": "ultrafast", "qp": "20"}
@@ -61,6 +63,7 @@ CODECS: dict[str, tuple[str, dict[str, str]]] = {
     "vp9": ("libvpx-vp9", _VPX),
     "av1": ("libsvtav1", {"g": "12", "preset": "8", "crf": "10", "svtav1-params": "lp=1:enable-tf=0"}),
     "mjpeg": ("mjpeg", {"qmin": "2", "qmax": "3"}),
+    "gif": ("gif", {}),
 }
 
 # Name in the table: what the video is
@@ -76,7 +79,10 @@ TRAITS = {
     "10 bit": "10 bits a colour",
     "interlaced": "coded as fields",
     "full": "full range of colours",
+    "copied": "copied from a container without presentation times, so packets have those of decoding",
+    "cover": "with a cover picture as another stream, which is the first one where the container permits",
 }
+_FORMATS = {"mjpeg": "yuvj420p", "gif": "gray"}
 _FIRST = 16  # frame with which a trimmed video begins
 
 
@@ -124,8 +130,8 @@ def times_of(trait: str) -> list[int]:
 def _format(encoder: str, trait: str) -> str:
     if trait == "10 bit":
         return "yuv420p10le"
-    if encoder == "mjpeg":
-        return "yuvj420p"
+    if encoder in _FORMATS:
+        return _FORMATS[encoder]
     return "yuv444p" if trait == "odd" and encoder in ("libx264", "libx265") else "yuv420p"
 
 
@@ -166,6 +172,7 @@ def make(path: Path, container: str, codec: str, trait: str) -> None:
     target: Any = pipe if trait == "piped" else str(path)
     fragments = {"movflags": "frag_keyframe+empty_moov"} if trait == "piped" and is_mp4 else {}
     with av.open(target, "w", format=muxer, options=fragments) as file:
+        covers = _cover(file) if trait == "cover" else []
         stream = file.add_stream(encoder, rate=RATE, options=_options(encoder, options, trait))
         stream.width, stream.height, stream.pix_fmt = width, height, _format(encoder, trait)
         if trait == "full":
@@ -173,12 +180,22 @@ def make(path: Path, container: str, codec: str, trait: str) -> None:
         packets = _encode(stream, trait)
         if trait == "rotated" and not is_mp4:
             packets = _with_message(packets, stream, codec)
-        for packet in _moved(packets, trait):
+        for packet in [*covers, *_moved(packets, trait)]:
             file.mux(packet)
     if trait == "piped":
         path.write_bytes(pipe.content)
     if trait == "rotated" and is_mp4:
         _turn(path)
+
+
+def _cover(file: Any) -> list[Any]:
+    """Add a stream with a cover picture; return its packets."""
+    stream = file.add_stream("mjpeg", rate=RATE)
+    stream.width, stream.height, stream.pix_fmt = 320, 320, "yuvj420p"
+    stream.disposition = Disposition.attached_pic
+    frame = av.VideoFrame.from_ndarray(np.zeros((320, 320, 3), np.uint8), format="rgb24")
+    frame.pts = 0
+    return [*stream.encode(frame), *stream.encode()]
 
 
 def _encode(stream: Any, trait: str) -> list[Any]:
@@ -207,7 +224,12 @@ def _with_message(packets: list[Any], stream: Any, codec: str) -> list[Any]:
 
 
 def _moved(packets: list[Any], trait: str) -> list[Any]:
-    """Move the times of packets; of a trimmed video, omit those before the key frame that its start needs."""
+    """Change the times of packets; of a trimmed video, omit those before the key frame that its start needs."""
+    if trait == "copied":
+        first = packets[0].dts
+        for packet in packets:
+            packet.pts = packet.dts = packet.dts - first
+        return packets
     moved = {"trimmed": -_FIRST, "offset": 3 * RATE}.get(trait, 0)
     if trait == "trimmed":
         keys = [i for i, packet in enumerate(packets) if packet.is_keyframe and packet.pts <= _FIRST]
@@ -228,7 +250,7 @@ def _turn(path: Path) -> None:
 # -- judged
 
 
-TIMED = ("mp4", "mov", "3gp", "mkv", "webm", "flv", "ts")  # containers that keep the time of each frame
+TIMED = ("mp4", "mov", "3gp", "mkv", "webm", "flv", "ts", "gif")  # containers that keep the time of each frame
 LATE = 3 / RATE  # seconds, in the others
 COUNTS = (1, 4, 12, 48)
 SEGMENTS = ((5, 6, 1), (19, 27, 3))  # first frame, the one after the last, requested frames
@@ -254,7 +276,7 @@ def judge(folder: Path, container: str, codec: str, trait: str) -> Cell:
 
 def _lacks_times(container: str, trait: str) -> bool:
     """Return whether frames follow each other at distances that the file does not contain."""
-    return container == "mpg" and trait == "variable"
+    return container == "mpg" and trait in ("variable", "copied")
 
 
 def _faults(path: Path, container: str, trait: str, truth: list[int]) -> Iterator[str]:
@@ -316,9 +338,10 @@ Made with PyAV {pyav} (FFmpeg {ffmpeg}).
 - ≈ frames are right. The file does not contain the time of each frame, so times and segments are estimates.
 - – cannot be made here, see below.
 
-Streams without a container (H.264, HEVC, MPEG-1, -2 and -4) are read at their rate, and DV by its own times. Files
-of other containers or codecs, and damaged files, are refused in one line with the reason and the command that
-converts them. `ctvr frames FILE` reports how a file is read ([usage.md](usage.md)).
+Streams without a container (H.264, HEVC, MPEG-1, -2 and -4) are read at their rate, and DV by its own times. A delay
+of 0 in a GIF is 0.1 s, as in browsers. Files of other containers or codecs, and damaged files, are refused in one
+line with the reason and the command that converts them. A WebP and a sound file with a cover picture are refused, too.
+`ctvr frames FILE` reports how a file is read ([usage.md](usage.md)).
 
 """
 

@@ -77,7 +77,7 @@ REFUSED = [  # the name, the content (None: no such file), what is said of it
     ("wave.mp4", b"RIFF\0\0\0\0WAVEfmt ", "is a sound file: it has no pictures"),
     ("avif.mp4", b"\0\0\0\x1cftypavif\0\0\0\0avifmif1" + b"\0\0\0\x08meta", "is a picture (AVIF or HEIC)"),
     ("a.gif", b"GIF89a" + bytes(2000), "`ffmpeg -i a.gif -c:v libx264 OUT.mp4`"),
-    ("b.webp", b"RIFF\0\0\0\0WEBP" + bytes(2000), "`ffmpeg -i b.webp -c:v libx264 OUT.mp4`"),
+    ("b.webp", b"RIFF\0\0\0\0WEBP" + bytes(2000), "`magick b.webp -coalesce OUT.gif`"),
     ("c.nut", b"nut/multimedia container" + bytes(2000), "`ffmpeg -i c.nut -c:v libx264 OUT.mp4`"),
     ("boxes.mp4", struct.pack(">I4s", 8, b"free") * 200_000, "is cut short"),  # a header of endless boxes ends
     ("empty.mp4", b"", "is empty"),
