@@ -31,16 +31,17 @@ def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
     Only the first COMPARED characters count, since the time is quadratic in them.
     """
-    wanted = _fold(name[:COMPARED])
-    likeness = {each: difflib.SequenceMatcher(None, _fold(each[:COMPARED]), wanted).ratio() for each in known}
-    best = max(likeness, key=likeness.__getitem__, default="")
-    return best if best and likeness[best] >= cutoff else ""
+    matcher, best, likeness = difflib.SequenceMatcher(None, "", _fold(name[:COMPARED])), "", -1.0
+    for each in known:
+        matcher.set_seq1(_fold(each[:COMPARED]))
+        if matcher.quick_ratio() > likeness and matcher.ratio() > likeness:  # the first is an upper bound
+            best, likeness = each, matcher.ratio()
+    return best if best and likeness >= cutoff else ""
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return `" Did you mean 'x'?"` if a known name is close to `name`, else an empty string."""
-    close = closest(name, known)
-    return f" Did you mean {close!r}?" if close else ""
+    return f" Did you mean {close!r}?" if (close := closest(name, known)) else ""
 
 
 _ALIASES = {"learningrate": "lr", "bs": "batchsize", "wd": "weightdecay", "numepochs": "epochs", "dataset": "stream"}

@@ -47,7 +47,8 @@ _NAMED = (
     re.compile(rf"((?<![\w.-]){_KEY}:\s)(?=\S*\d)(?=\S*[a-z])[\w+][\w+/.=~-]{{7,}}", re.IGNORECASE),
     re.compile(rf"({_WORD}%3d)(?:(?!%26)[^\s&\"'<>])+", re.IGNORECASE),  # in an address within an address
     re.compile(
-        rf"((?<![\w-]){_KEY}(?:=|(?:\\+[\"'])?\s*:\s)(\\*[\"'])(?!{_PLAIN}\2))(?:(?!\2|\n).){{6,}}(?=\2)", re.IGNORECASE
+        rf"((?<![\w-])(?=[\w-]){_KEY}(?:=|(?:\\+[\"'])?\s*:\s)(\\*[\"'])(?!{_PLAIN}\2))(?:(?!\2|\n).){{6,}}(?=\2)",
+        re.IGNORECASE,
     ),
     re.compile(r"(\bpass(?:word|wd)\s+(?:is\s+)?[\"']?)(?=\S*\d)(?=\S*[a-z])[^\s\"'<>]{6,}", re.IGNORECASE),
     re.compile(rf"(\b{_HEADER}digest\s+)(?:=\s?\"[^\"\n]*\"|\\.|[^\"'\n\\])+", re.IGNORECASE),
@@ -83,7 +84,7 @@ _FORMS = re.compile(
     r"\b(?:AKIA|ASIA|AROA|AIDA|AGPA)[A-Z0-9]{16}\b|"  # AWS
     r"\bhf_[A-Za-z0-9]{16,}|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|"
     r"\bsk-[\w-]{20,}|\bxox[abeoprs]-[\w-]{10,}|\bAIza[\w-]{30,}|\bya29\.[\w-]{16,}|\bpypi-[\w-]{32,}|"
-    r"\beyJ[\w-]{6,}\.[\w-]{6,}(?:\.[\w-]*)?|"  # a JSON web token
+    r"\beyJ[\w-]{6,1024}\.[\w-]{6,}(?:\.[\w-]*)?|"  # a JSON web token
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.*?-----END [A-Z ]*PRIVATE KEY-----|.*)",
     re.DOTALL,
 )

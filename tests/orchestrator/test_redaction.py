@@ -63,6 +63,11 @@ def test_only_values_that_can_be_secrets_are_redacted():
     assert set(secret_values(environment)) == {"AWS_SECRET_ACCESS_KEY"}
 
 
+@pytest.mark.parametrize("before", ["", "..", "a.b.", "-", "._"])
+def test_a_name_after_dots_is_that_of_a_secret(before):
+    assert redact(f"{before}token: '{CANARY}-x y'", {}) == f"{before}token: '***'"
+
+
 @pytest.mark.parametrize("text", ["a@b", "http://host/a@b", "me@host: hello", "r1 25.9", "file:///a/b@c"])
 def test_other_text_stays_as_it_is(text):
     assert redact(text, {}) == text
