@@ -1,10 +1,14 @@
-"""Progress lines on stderr; stdout is reserved for results."""
+"""Progress lines on stderr, and text without characters that change a terminal or the order of a line.
+
+stdout is reserved for results.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import math
+import re
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -15,6 +19,10 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 LINE_SECONDS = 30.0  # between two lines of progress in a file
+LAYOUT = "\n\t"
+# Control characters, line separators, those of bidirectional text (Unicode UAX 9, 2), and bytes that are not UTF-8,
+# which Python represents as surrogates
+_UNSAFE = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufeff\ud800-\udfff]")
 
 
 def escape_unknown_characters() -> None:
@@ -32,17 +40,16 @@ def escape_unknown_characters() -> None:
 def say(line: str, with_time: bool = False) -> None:
     """Write one redacted line to stderr and flush it; `with_time` prepends the time of day.
 
-    A closed terminal or a full disk does not end the command. Control characters are escaped, so that a file's name
-    cannot move the cursor.
+    A closed terminal or a full disk does not end the command.
     """
-    line = "\n".join(map(printable, redact(line).split("\n")))
+    line = printable(redact(line), keep=LAYOUT)
     with contextlib.suppress(OSError, ValueError, AttributeError):  # lost, closed, or None (`2>&-`)
         sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {line}\n" if with_time else f"{line}\n")
         sys.stderr.flush()
 
 
 def progress(total: int, what: str, unit: str = "video", is_shown: bool = True) -> tqdm:
-    """Return a progress bar on stderr; where stderr is no terminal, a line every 30 s."""
+    """Return a progress bar on stderr; where stderr is not a terminal, a line every 30 s."""
     from tqdm import tqdm
 
     if sys.stderr is None or sys.stderr.isatty() or not is_shown:
@@ -61,9 +68,17 @@ class _Lines:
         pass
 
 
-def printable(text: str) -> str:
-    """Escape control characters: file names may contain line breaks and terminal escape codes."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+def printable(text: str, keep: str = "") -> str:
+    """Escape control and bidirectional characters, and bytes that are not UTF-8, except those in `keep`.
+
+    A foreign text may contain them: a file name, a caption, a record. Use it without `keep` for a text that is a part
+    of a line, and for an ID made from a file name; with LAYOUT for a whole result.
+    """
+
+    def escaped(found: re.Match[str]) -> str:
+        return found[0] if found[0] in keep else found[0].encode("unicode_escape").decode("ascii")
+
+    return _UNSAFE.sub(escaped, text)
 
 
 def format_duration(seconds: float) -> str:

@@ -33,6 +33,7 @@ import os
 from collections.abc import Sequence
 from typing import ClassVar
 
+from ctvr.orchestrator.console import printable
 from ctvr.orchestrator.redaction import redact
 
 
@@ -85,7 +86,7 @@ class ConfigError(CtvrError, ValueError):
     @property
     def described(self) -> str:
         """The place and the fault, without the remedy."""
-        said = f"{self.where}: {self.fault}" if self.where else self.fault
+        said = f"{printable(self.where)}: {self.fault}" if self.where else self.fault
         return said if self.got is None else f"{said} (got {self.got!r:.200})"
 
     def __str__(self) -> str:
@@ -256,6 +257,6 @@ def os_error_text(error: OSError) -> str:
     """Describe a system error in one line: the path, what is wrong with it, and the remedy."""
     what, remedy = _OF_THE_SYSTEM.get(error.errno or 0, ("", ""))
     if isinstance(error.filename, (str, bytes, os.PathLike)):
-        return f"{os.fsdecode(error.filename)}: {what or error.strerror}. {remedy or 'Check the path'}."
+        return f"{printable(os.fsdecode(error.filename))}: {what or error.strerror}. {remedy or 'Check the path'}."
     is_of_the_disk = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.EIO)
     return f"{error.strerror}. {remedy}." if is_of_the_disk else str(error)  # for example a write to an open file

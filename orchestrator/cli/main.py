@@ -39,7 +39,7 @@ from ctvr.orchestrator.cli.runs import add_runs
 from ctvr.orchestrator.cli.sweep import add_sweep, is_supervised, supervised_command
 from ctvr.orchestrator.cli.user_errors import named_in_one_line
 from ctvr.orchestrator.config import closest
-from ctvr.orchestrator.console import escape_unknown_characters, say
+from ctvr.orchestrator.console import LAYOUT, escape_unknown_characters, printable, say
 from ctvr.orchestrator.errors import (
     ConfigError,
     CtvrError,
@@ -64,6 +64,7 @@ SYNONYMS = {  # of other tools -> ours
     "rm": "runs rm",
     "compare": "explain",
 }
+TRAINING = ("run", "sweep", "reproduce", "rerun")
 _LIST = dict.fromkeys(("list", "ls", "all"), "")
 ACTIONS: dict[str, dict[str, str]] = {  # of other tools -> ours, for a command with actions
     "runs": {**_LIST, "delete": "rm", "del": "rm", "remove": "rm", "info": "show", "view": "show"},
@@ -217,14 +218,12 @@ def _run(argv: list[str] | None) -> int:
         if not str(error).startswith("Symlink loop"):
             raise
         return _fail(f"{error}. Give another path.", ConfigError.status)
-    except UnicodeEncodeError as error:  # a path that the system's encoding cannot express
-        name, encoding = str(error.object)[:200], sys.getfilesystemencoding()
-        reason = (
-            f"{name!r}: the locale's encoding ({encoding}) cannot express this name. Set PYTHONUTF8=1 and run again."
-        )
-        return _fail(reason, ConfigError.status)
+    except UnicodeEncodeError as error:
+        return _fail(_not_expressed(error), ConfigError.status)
     except KeyboardInterrupt:
-        return _fail("stopped. Finished tasks are kept; the same command resumes from them.", Interrupted.status)
+        is_training = arguments is not None and arguments.command in TRAINING
+        kept = " Finished tasks are kept; the same command resumes from them." if is_training else ""
+        return _fail(f"stopped.{kept}", Interrupted.status)
     return _print(redact(text)) if text else 0
 
 
@@ -236,10 +235,21 @@ def _no_memory(what: str) -> str:
     )
 
 
+def _not_expressed(error: UnicodeEncodeError) -> str:
+    """Report the word of a text that an encoding lacks, and why: bytes that are not UTF-8, or the locale."""
+    start, end = error.start, error.end
+    word = error.object[:start].split("\n")[-1][-80:] + error.object[start:end] + error.object[end:].split("\n")[0][:80]
+    if "\ud800" <= error.object[start] <= "\udfff":
+        return f"{printable(word)}: its name is not UTF-8. Rename the file and run again."
+    if error.encoding == sys.getfilesystemencoding():
+        return f"{word!r}: the locale's encoding ({error.encoding}) lacks a character. Set PYTHONUTF8=1 and run again."
+    return f"{word!r}: {error.encoding} lacks a character. Write ASCII characters."
+
+
 def _print(text: str) -> int:
     """Print a result. A pipe that its reader closes early (`ctvr methods | head`) is not an error."""
     try:
-        print(text, flush=True)
+        print(printable(text, keep=LAYOUT), flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # receives what is flushed at exit
     except OSError as error:  # a full disk
@@ -274,10 +284,11 @@ class _Formatter(logging.Formatter):
     """Formats our own records as lines for users, and those of libraries with their level and logger."""
 
     def format(self, record: logging.LogRecord) -> str:
-        if record.name.partition(".")[0] != "ctvr" or record.exc_info:
-            return super().format(record)
-        level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
-        return f"{level}{record.getMessage()}"
+        text = super().format(record)
+        if record.name.partition(".")[0] == "ctvr" and not record.exc_info:
+            level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+            text = f"{level}{record.getMessage()}"
+        return printable(text, keep=LAYOUT)
 
 
 def _set_up_logging() -> None:

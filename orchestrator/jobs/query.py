@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ctvr.orchestrator.console import say
+from ctvr.orchestrator.console import printable, say
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.pages.html import check_page, write_page
 from ctvr.orchestrator.retrieval.checks import check_query
@@ -55,4 +55,4 @@ def hits_text(text: str, hits: Sequence[Hit]) -> str:
 
 def _said(hit: Hit) -> str:
     segment = f" {hit.segment[0]:g}-{hit.segment[1]:g} s" if hit.segment else ""
-    return f"{hit.captions[0] if hit.captions else hit.path}{segment}"
+    return f"{printable(hit.captions[0] if hit.captions else hit.path)}{segment}"

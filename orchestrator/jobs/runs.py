@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 
 from ctvr.orchestrator.config import suggest
-from ctvr.orchestrator.console import format_duration
+from ctvr.orchestrator.console import format_duration, printable
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.store.gc import OF_RUNS
@@ -49,7 +49,7 @@ def _cells(run: RunRecord) -> tuple[str, ...]:
     tags = run.tags
     state = "complete" if is_complete(run) else run.status.lower()
     age = format_duration(max(time.time() - run.started / 1000, 0))
-    return (
+    cells = (
         run.run_id[:8],
         tags.get("ctvr.method", str(run.settings.get("method", "?"))),
         tags.get("ctvr.stream", "?"),
@@ -61,6 +61,7 @@ def _cells(run: RunRecord) -> tuple[str, ...]:
         state,
         run.name,
     )
+    return tuple(map(printable, cells))
 
 
 def is_complete(run: RunRecord) -> bool:

@@ -6,6 +6,7 @@ import os
 from html import escape
 from pathlib import Path
 
+from ctvr.orchestrator.console import LAYOUT, printable
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.output_dir import publish
 from ctvr.orchestrator.redaction import redact
@@ -55,12 +56,13 @@ details > summary { cursor: pointer; font-weight: 600; padding: .3rem 0 }
 
 def page(title: str, body: str, style: str = "", heading: str = "") -> str:
     """Return a complete document. `title` and `heading` (default: the title) are text, `body` is HTML."""
-    return (
+    document = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{STYLE}{style}</style></head>\n<body>\n"
         f"<main>\n<h1>{escape(heading or title)}</h1>\n{body}\n</main>\n</body></html>\n"
     )
+    return printable(document, keep=LAYOUT)
 
 
 def check_page(path: Path) -> None:

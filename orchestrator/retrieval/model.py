@@ -20,6 +20,7 @@ from torch import Tensor
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.merged_weights import merged_weights
 from ctvr.methods.layers.transfer import trim_padding
+from ctvr.orchestrator.console import printable
 from ctvr.orchestrator.data.batches import StreamData
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.device import autocast_for, set_determinism
@@ -332,12 +333,12 @@ def videos_of(videos: Videos) -> tuple[Item, ...]:
         if found.others:
             log.info("videos: %d files in %s do not have a video extension", found.others, folder)
         names = [path.relative_to(folder).with_suffix("").as_posix() for path in paths]
-        return tuple(Item(name, str(path.resolve()), None, "", ()) for name, path in zip(names, paths))
+        return tuple(Item(printable(name), str(path.resolve()), None, "", ()) for name, path in zip(names, paths))
     if missing := [path for path in paths if not path.is_file()]:
         raise ConfigError(f"{missing[0]} is not a file or a folder of videos.", "videos")
     if not paths:
         raise ConfigError("the list is empty", "videos", remedy="Name a folder or files.")
-    return tuple(Item(path.stem, str(path.resolve()), None, "", ()) for path in paths)
+    return tuple(Item(printable(path.stem), str(path.resolve()), None, "", ()) for path in paths)
 
 
 def find_video(path: str) -> str:

@@ -6,6 +6,7 @@ Queries run sequentially in one thread and thumbnails in another, so that a slow
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,13 @@ EXAMPLE = "Write for example: /search?q=a+red+square&k=10"
 Text = Annotated[str, Query(max_length=MAX_CHARACTERS)]
 Count = Annotated[int, Query(ge=1, le=MAX_HITS)]
 Result = TypeVar("Result")
+
+
+class AsciiJSON(JSONResponse):
+    """JSON in ASCII: every other character is escaped, so that none changes a terminal or is without an encoding."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
 class Service:
@@ -67,14 +75,14 @@ class Service:
         methods = ["GET", "HEAD"]
 
         @app.api_route("/search", methods=methods)
-        async def search(q: Text, k: Count = 10) -> JSONResponse:
+        async def search(q: Text, k: Count = 10) -> AsciiJSON:
             snapshot, hits = await self._in(self._queries, self._found, q, k)
-            return JSONResponse({"query": q, "model": snapshot.about, "hits": [_fields(hit) for hit in hits]})
+            return AsciiJSON({"query": q, "model": snapshot.about, "hits": [_fields(hit) for hit in hits]})
 
         @app.api_route("/health", methods=methods)
-        async def health() -> JSONResponse:
+        async def health() -> AsciiJSON:
             snapshot = self.current()
-            return JSONResponse({"status": "ok", "model": snapshot.about, "videos": len(snapshot.videos)})
+            return AsciiJSON({"status": "ok", "model": snapshot.about, "videos": len(snapshot.videos)})
 
         @app.api_route("/thumbnail/{video}", methods=methods)
         async def thumbnail(video: str) -> Response:
@@ -123,17 +131,17 @@ def _fields(hit: Hit) -> dict[str, Any]:
     }
 
 
-async def _refuse_arguments(request: Request, error: Exception) -> JSONResponse:
+async def _refuse_arguments(request: Request, error: Exception) -> AsciiJSON:
     """Answer a wrong argument with one line: its name, what is wrong, what to write."""
     if not isinstance(error, RequestValidationError):
-        return JSONResponse({"error": str(error)}, 422)
+        return AsciiJSON({"error": str(error)}, 422)
     first = error.errors()[0]
     name = str(first["loc"][-1])
     limits = {"q": f"a text of at most {MAX_CHARACTERS} characters", "k": f"a whole number from 1 to {MAX_HITS}"}
-    return JSONResponse({"error": f"{name}: must be {limits.get(name, 'valid')}. {EXAMPLE}"}, 422)
+    return AsciiJSON({"error": f"{name}: must be {limits.get(name, 'valid')}. {EXAMPLE}"}, 422)
 
 
-async def _refuse_address(request: Request, error: Exception) -> JSONResponse:
+async def _refuse_address(request: Request, error: Exception) -> AsciiJSON:
     assert isinstance(error, StarletteHTTPException)
     texts = {
         404: "no such address. Use /, /search, /health or /thumbnail/ID.",
@@ -141,8 +149,8 @@ async def _refuse_address(request: Request, error: Exception) -> JSONResponse:
     }
     known = isinstance(error, HTTPException) and error.status_code == 404
     text = f"{error.detail}." if known else texts.get(error.status_code, str(error.detail))
-    return JSONResponse({"error": text}, error.status_code, error.headers)
+    return AsciiJSON({"error": text}, error.status_code, error.headers)
 
 
-async def _fail(request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"error": "the service failed. Its terminal shows the cause."}, 500)
+async def _fail(request: Request, error: Exception) -> AsciiJSON:
+    return AsciiJSON({"error": "the service failed. Its terminal shows the cause."}, 500)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ctvr.orchestrator.config import unknown_setting
-from ctvr.orchestrator.console import format_duration, printable, say
+from ctvr.orchestrator.console import LAYOUT, format_duration, printable, say
 from ctvr.orchestrator.interpreter import child_environment, run_module
 
 
@@ -48,4 +48,6 @@ def test_names_of_files_neither_end_a_line_nor_move_the_cursor(capsys):
     say("a\x1b[2J\u202e")
     assert capsys.readouterr().err == "a\\x1b[2J\\u202e\n"
     assert str(unknown_setting("a\nb", 1, [])).startswith(r"a\nb: ")
-    assert printable("two words 你好 é.mp4") == "two words 你好 é.mp4"
+    for shown in ("two words 你好 é.mp4", "全角\u3000.mp4", "👩\u200d🚀.mp4", "می\u200cخواهم"):
+        assert printable(shown) == shown
+    assert printable("a\n\tb\x9b1m\r\u2066", keep=LAYOUT) == "a\n\tb\\x9b1m\\r\\u2066"

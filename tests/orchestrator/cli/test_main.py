@@ -197,7 +197,7 @@ def test_a_number_in_the_environment_is_checked_by_its_name(capsys, monkeypatch)
         (
             KeyboardInterrupt(),
             130,
-            "ctvr: stopped. Finished tasks are kept; the same command resumes from them.",
+            "ctvr: stopped.",
         ),
     ],
 )
@@ -207,6 +207,32 @@ def test_every_end_has_its_exit_status(capsys, monkeypatch, error, status, line)
 
     monkeypatch.setattr("ctvr.orchestrator.sweeps.search_spaces.method_text", fail)
     assert ctvr(capsys, "methods", "lora") == (status, "", f"{line}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "values"),
+    [
+        ("a.mp4\n<p>film\udcff.mp4</p>\nb", "utf-8", [r"film\udcff.mp4"]),
+        ("é.mp4", "ascii", ["é.mp4", "ascii"]),
+    ],
+)
+def test_a_text_that_cannot_be_encoded_is_quoted_where_it_fails(capsys, monkeypatch, text, encoding, values):
+    monkeypatch.setattr("ctvr.orchestrator.sweeps.search_spaces.method_text", lambda name: str(text.encode(encoding)))
+    status, out, err = ctvr(capsys, "methods", "lora")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert all(value in err for value in values)
+    assert "PYTHONUTF8" not in err
+
+
+def test_no_control_character_of_a_foreign_text_reaches_the_terminal(capsys, monkeypatch):
+    def told(name: str) -> str:
+        logging.getLogger("ctvr.x").warning("\x1b]52;c;x\x07")
+        return "a\tb\n\x1b[2J\u202e\x9b\udcff"
+
+    monkeypatch.setattr("ctvr.orchestrator.sweeps.search_spaces.method_text", told)
+    _, out, err = ctvr(capsys, "methods", "lora")
+    assert out == "a\tb\n\\x1b[2J\\u202e\\x9b\\udcff\n"
+    assert "\x1b" not in err
 
 
 def test_an_error_of_the_program_is_not_hidden(monkeypatch):

@@ -3,13 +3,18 @@
 import base64
 import hashlib
 import io
+import os
 import re
+import shutil
 import socket
 from html.parser import HTMLParser
 
 import pytest
 from PIL import Image
 
+from ctvr.orchestrator.jobs.query import hits_text
+from ctvr.orchestrator.pages.contact_sheet import contact_sheet
+from ctvr.orchestrator.pages.html import write_page
 from ctvr.orchestrator.retrieval.model import Block, Model
 from ctvr.orchestrator.serving.snapshot import Snapshot, video_id
 from ctvr.orchestrator.streams.stream import Item
@@ -64,6 +69,29 @@ def test_a_video_that_is_not_here_or_broken_has_no_thumbnail(snapshot, tmp_path)
                 404,
                 {"error": "thumbnail: the file of this video is missing or cannot be read."},
             )
+
+
+def test_any_name_of_a_file_is_found_and_shown_as_text(snapshot, tmp_path):
+    (block,) = snapshot.model.gallery()[:1]
+    (tmp_path / "videos").mkdir()
+    names = [b"a\xff", b"a\xfe", b"\x1b]0;x\x07", b"a\n  1  0.9  b", "\u202egnp".encode()]
+    for name in names:
+        shutil.copy(block.items[0].path, os.fsencode(tmp_path / "videos") + b"/" + name + b".mp4")
+    other = Model("other", snapshot.model.trained, snapshot.model.store)
+    other.set_gallery([other.encode_gallery(tmp_path / "videos")])
+    with served(lambda: Snapshot(other, "a\udcff\u202e")) as client:
+        answer = client.get("/search", q="a red circle")
+        found = answer.json["hits"]
+        assert len({hit["video"] for hit in found}) == len({hit["thumbnail"] for hit in found}) == len(names)
+        assert {client.get(hit["thumbnail"]).status for hit in found} == {200}
+        page = client.get("/", q="a red circle")
+        assert page.status == 200
+    hits = other.search("a red circle", 5)
+    sheet = write_page(tmp_path / "sheet.html", contact_sheet([("a", hits)], "m")).read_text(encoding="utf-8")
+    line_of_each = hits_text("a", hits)
+    assert len(line_of_each.splitlines()) == 1 + len(names)
+    for text in (answer.text, page.text, sheet, line_of_each):
+        assert re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]", text) is None
 
 
 @pytest.mark.parametrize(
