@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.console import printable
 from ctvr.orchestrator.errors import ConfigError, MissingObject
 from ctvr.orchestrator.jobs.runs import what_it_names
 from ctvr.orchestrator.store.store import Store
@@ -55,7 +56,7 @@ def explain(key_prefix: str, store: Store, tracker: Tracker | None = None) -> st
         lines += _content(key, runs)
     else:
         lines.append(f"{'settings':<{WIDTH}}{_why_unknown(key, tracker)}")
-    return "\n".join([*lines, *_tasks(key, store)])
+    return "\n".join(map(printable, [*lines, *_tasks(key, store)]))
 
 
 def compare(key_a: str, key_b: str, store: Store, tracker: Tracker) -> str:
@@ -85,7 +86,7 @@ def compare(key_a: str, key_b: str, store: Store, tracker: Tracker) -> str:
         lines.append(f"commit      a: {commits[0]}  b: {commits[1]}")
     if idle:
         lines.append(f"not in the key, but different: {', '.join(idle)}")
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 # ------------------------------------------------------------------------------------------ finding keys

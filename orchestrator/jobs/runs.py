@@ -130,7 +130,7 @@ def show_run(name: str, execution: ExecutionConfig) -> str:
     if command := repeat_command(run, execution):
         lines.append(f"  repeat    {command}")
     lines.append(f"  origin    ctvr explain {run.run_id[:8]}{more}")
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def repeat_command(run: RunRecord, execution: ExecutionConfig) -> str:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from ctvr.orchestrator.console import printable
 from ctvr.orchestrator.errors import ConfigError, CtvrError, StoreError
 from ctvr.orchestrator.redaction import redact
 from ctvr.orchestrator.tracking.database import remedy
@@ -76,6 +77,6 @@ class RunReader:
         run.check()
         settings = Texts(run.params, run.run_id[:8], "parameter")
         tags = Texts(run.tags, run.run_id[:8], "tag")
-        name, metrics = tags.get(NAME) or run.name, Histories(run.latest, read)
+        name, metrics = printable(tags.get(NAME) or run.name), Histories(run.latest, read)
         folder = artifact_folder(run.run_id, run.artifacts, self._sender.artifacts.runs, self.uri)
         return RunRecord(run.run_id, name, settings, metrics, tags, run.status, run.artifacts, run.started, folder)

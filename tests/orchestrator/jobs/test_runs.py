@@ -23,6 +23,23 @@ def execution(runs: Path, manifest: str) -> ExecutionConfig:
 
 
 @pytest.mark.slow
+def test_a_name_from_elsewhere_adds_no_line_and_no_control_character(execution):
+    (record,) = execution.tracker().find_runs()
+
+    def texts() -> list[str]:
+        explained = explain(record.run_id, execution.existing_store(), execution.existing_tracker())
+        return [list_runs(execution), show_run(record.run_id, execution), explained]
+
+    before = texts()
+    tags = ("ctvr.method", "ctvr.commit", "mlflow.runName")
+    execution.existing_tracker(writes=True).set_tags(record.run_id, dict.fromkeys(tags, "a\x1b[2J\n\u202eb"))
+    after = texts()
+    assert [text.count("\n") for text in after] == [text.count("\n") for text in before]
+    assert all("a\\x1b[2J\\n\\u202eb" in text for text in after)
+    assert remove_runs([record.run_id], execution).startswith("removed a\\x1b[2J\\n\\u202eb (")
+
+
+@pytest.mark.slow
 def test_a_run_is_listed_shown_repeated_and_removed(execution):
     (record,) = execution.tracker().find_runs()
     head, line = list_runs(execution).splitlines()[:2]
