@@ -37,6 +37,7 @@ _CONTAINERS = {
     "mpegvideo": "raw MPEG",
     "m4v": "raw MPEG-4",
     "dv": "raw DV",
+    "gif": "GIF",
 }
 _MOST = 10_000  # maximum number of frames; at native size they take gigabytes
 _MOST_DRAWN = 400

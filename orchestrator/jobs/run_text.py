@@ -159,7 +159,8 @@ def next_text(stream: Stream, run_id: str, more: str) -> str:
     """
     commands = [f"ctvr table {stream.name}{more}"]
     if stream.domain == "videos":
-        query = next((caption for task in stream.tasks for item in task.test for caption in item.captions), "a video")
+        captions = (caption for task in stream.tasks for item in task.test for caption in item.captions)
+        query = next(filter(str.isprintable, captions), "a video")
         commands.append(f"ctvr search {shlex.quote(query)} --model {run_id[:8]}{more}")
     commands.append(f"ctvr runs show {run_id[:8]}{more}")
     return "next: " + "\n      ".join(commands)

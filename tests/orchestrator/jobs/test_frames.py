@@ -62,6 +62,12 @@ def test_the_reason_for_a_complete_decode_is_reported(videos, capsys):
     assert "; decoded completely, since its container does not store presentation times" in capsys.readouterr().out
 
 
+def test_the_facts_of_a_gif_are_printed(tmp_path, capsys):
+    video = write_video(tmp_path / "a.gif", frames=3, codec="gif", pixels="gray")
+    assert main(["frames", str(video)]) == 0
+    assert "GIF, gif, 160x96; 3 frames, 25 frames/s" in capsys.readouterr().out
+
+
 def test_a_sheet_shows_every_frame_in_rows(videos, tmp_path):
     out = tmp_path / "sheet.png"
     assert main(["frames", str(videos / "good.mp4"), "--num-frames", "6", "--out", str(out)]) == 0
