@@ -10,12 +10,13 @@ metadata file for all splits. A row's split is then its column `split`, or the f
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
+from ctvr.orchestrator.digests import digest_file
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import Manifest, check_and_write, empty_task
 from ctvr.orchestrator.importers.cells import (
@@ -27,9 +28,10 @@ from ctvr.orchestrator.importers.cells import (
     segment_of,
 )
 from ctvr.orchestrator.importers.shards import Shards, find_shards, split_of
+from ctvr.orchestrator.importers.video_ids import File, name_videos
 from ctvr.orchestrator.streams.manifest import FORMAT, read_json
 from ctvr.orchestrator.streams.stream import SPLITS
-from ctvr.orchestrator.streams.videos import METADATA, STREAM, video_stem
+from ctvr.orchestrator.streams.videos import METADATA, STREAM
 from ctvr.orchestrator.video.endings import find_videos
 
 CAPTIONS = ("captions", "caption", "text")
@@ -59,18 +61,22 @@ def import_dataset(folder: Path, out: Path | None, name: str | None = None) -> t
     shards = find_shards(folder)
     if _is_described(folder) or not shards:
         for split, file, line, row in _rows(folder):
-            collected.add(split, file, line, row, _path(file, line, row, folder))
+            path = _path(file, line, row, folder)
+            collected.add(split, file, line, row, File(path, path))
+        _require_different(collected, folder)
     else:
         read = Shards(folder, shards, None if out is None else out.with_suffix(""))
-        for split, file, line, row, path in read.rows():
-            collected.add(split, file, line, row, path)
+        for split, file, line, row, video in read.rows():
+            collected.add(split, file, line, row, video)
+        if not read.has_bytes:
+            _require_different(collected, folder)
         videos, more, notes = read.videos(), read.sources(), read.notes()
     if not collected.items:
         raise ConfigError(
             f"folder: {folder} has no {METADATA} and no train/{METADATA} with a row. Give a folder in the layout of "
             "VideoFolder."
         )
-    notes = notes if more else _left_out(folder, {path for path, _, _ in collected.items})
+    notes = notes if more else _left_out(folder, {video.path for video, _, _ in collected.items})
     manifest: Manifest = {
         "format": FORMAT,
         "name": name or str(about.get("name") or folder.resolve().name),
@@ -203,46 +209,54 @@ def _captions(where: str, row: Row) -> list[Any]:
     return [text] if listed == [text.strip()] else listed  # a plain caption is kept unchanged
 
 
+def _answers(where: str, row: Row) -> list[Any]:
+    found = row.get("answers") or []
+    if not isinstance(found, list):
+        raise ConfigError("answers are not a list", where, str(found)[:40], "Write one for each question.")
+    return found
+
+
 @dataclass
 class _Collected:
     """Items of the rows so far. Rows of one file and segment are captions of one video.
 
-    An item's ID is `video_id`, else the file's name, or its path below the split if that name is not unique.
+    An item's ID is `video_id`, else that of `name_videos`.
     """
 
     about: dict[str, list[str]]  # name of a task -> its categories, from stream.json
-    items: dict[tuple[str, Any, str], Row] = field(default_factory=dict)  # file, segment, written id -> item
+    items: dict[tuple[File, Any, str], Row] = field(default_factory=dict)  # file, segment, written id -> item
     tasks: dict[str, Row] = field(default_factory=dict)
-    places: dict[tuple[str, Any, str], tuple[str, str, str]] = field(default_factory=dict)
+    places: dict[tuple[File, Any, str], tuple[str, str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, categories in self.about.items():
             self.tasks[name] = empty_task() | {"name": name, "categories": categories}
 
-    def add(self, split: str, file: Path, line: int, row: Row, path: str) -> None:
+    def add(self, split: str, file: Path, line: int, row: Row, video: File) -> None:
         where = f"{file}: line {line}"
         label = _text(row, "task", "task_01")
         if self.about and label not in self.tasks:
             raise ConfigError(f"task is {label!r}, which {STREAM} does not name", where, remedy="Correct one.")
         category, segment = _text(row, "category", label), segment_of(where, _cell(row, "start"), _cell(row, "end"))
-        key = path, segment, _text(row, "video_id", "")
-        captions = _captions(where, row)
+        written = _text(row, "video_id", "")
+        key = File(video.path, "") if written else video, segment, written
+        captions, answers = _captions(where, row), _answers(where, row)
         place = label, split, category
         if key in self.items:
             if self.places[key] != place:
                 first = " ".join(self.places[key])
-                raise ConfigError(f"{path} is also in {first!r}", where, remedy="Keep it in one place.")
+                raise ConfigError(f"{video.name} is also in {first!r}", where, remedy="Keep it in one place.")
             self.items[key]["captions"] += captions
-            self.items[key].get("answers", []).extend(row.get("answers") or [])
+            self.items[key].get("answers", []).extend(answers)
             return
         item = {
-            "video": key[2],
-            "path": path,
+            "video": written,
+            "path": video.path,
             "segment": segment and list(segment),
             "category": category,
             "captions": captions,
         }
-        item |= {"answers": row["answers"]} if row.get("answers") else {"twin": _cell(row, "twin")}
+        item |= {"answers": answers} if answers else {"twin": _cell(row, "twin")}
         task = self.tasks.setdefault(label, empty_task() | {"name": label})
         if category not in task["categories"]:
             task["categories"].append(category)
@@ -251,29 +265,27 @@ class _Collected:
 
     def tasks_in_order(self) -> list[Row]:
         """Return the tasks; items without `video_id` get their ids."""
-        files: dict[str, set[str]] = defaultdict(set)  # id -> files without `video_id` that would get it
-        segments: dict[str, int] = defaultdict(int)
-        for path, _, written in self.items:
+        ids = name_videos([video for video, _, written in self.items if not written], {key[2] for key in self.items})
+        segments = Counter(video for video, _, written in self.items if not written)
+        for (video, segment, written), item in self.items.items():
             if not written:
-                files[PurePosixPath(path).stem].add(path)
-                segments[path] += 1
-        for (path, segment, written), item in self.items.items():
-            if not written:
-                stem = PurePosixPath(path).stem
-                item["video"] = stem if len(files[stem]) == 1 else _by_path(files[stem], path)
-                if segments[path] > 1 and segment is not None:
+                item["video"] = ids[video]
+                if segments[video] > 1 and segment is not None:
                     item["video"] += f"@{segment[0]:g}-{segment[1]:g}"
         names = list(self.tasks) if self.about else in_order(self.tasks)
         return [self.tasks[name] for name in names]
 
 
-def _by_path(paths: set[str], path: str) -> str:
-    """Return an ID for a file whose name is not unique: its path below the folder of its split."""
-    tops = {each.partition("/")[0] for each in paths}
-    if len(tops) > 1:
-        first, second = sorted(paths)[:2]
-        raise ConfigError(
-            f"{first} and {second} have the same name in two splits",
-            remedy="If they are two videos, give each an id in column video_id; if they are one, keep one of them.",
-        )
-    return video_stem(path.partition("/")[2])
+def _require_different(collected: _Collected, folder: Path) -> None:
+    """Refuse two files with one name and equal bytes in two splits: the test video would be trained on."""
+    alike: dict[tuple[str, int], dict[str, str]] = defaultdict(dict)  # stem and size -> file -> split
+    for (video, _, _), (_, split, _) in collected.places.items():
+        file = folder / video.path
+        if file.is_file() and (size := file.stat().st_size):  # `check_stream` reports missing files
+            alike[file.stem, size][video.path] = split
+    for files in alike.values():
+        seen: dict[str, str] = {}  # digest -> file
+        for path in files if len(set(files.values())) > 1 else ():
+            first = seen.setdefault(digest_file(str(folder / path)), path)
+            if files[first] != files[path]:
+                raise ConfigError(f"{first} and {path} are one video in two splits", folder, remedy="Keep one.")

@@ -18,6 +18,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import VideoFolder
 from ctvr.orchestrator.importers.cells import SPLIT_WORDS
 from ctvr.orchestrator.importers.shard_files import NAMES, READERS, read_shard
+from ctvr.orchestrator.importers.video_ids import File
 from ctvr.orchestrator.output_dir import write_in_runs
 from ctvr.orchestrator.streams.manifest import read_json
 from ctvr.orchestrator.streams.videos import VIDEO_SUFFIXES
@@ -59,8 +60,8 @@ class Shards:
         self._check_sets()
         self._check_order()
 
-    def rows(self) -> Iterator[tuple[str, Path, int, dict[str, Any], str]]:
-        """Yield (split, shard, 1-based row number, cells, path of the video below `videos()`)."""
+    def rows(self) -> Iterator[tuple[str, Path, int, dict[str, Any], File]]:
+        """Yield (split, shard, 1-based row number, cells, the video, whose path is below `videos()`)."""
         for shard in self.shards:
             file = self.folder / shard
             for number, row in enumerate(read_shard(file), start=1):
@@ -110,20 +111,20 @@ class Shards:
                 remedy = "load_from_disk(FOLDER).flatten_indices().save_to_disk(NEW_FOLDER)"
                 raise ConfigError(f"{state}: lists row indices, which are not supported. Save it again: {remedy}")
 
-    def _place(self, file: Path, number: int, row: dict[str, Any]) -> str:
+    def _place(self, file: Path, number: int, row: dict[str, Any]) -> File:
         content, name = row.pop("bytes"), row.pop("name")
         if content is None:
             if not isinstance(name, str) or not name:
                 names = ", ".join(NAMES)
                 raise ConfigError(f"{file}: row {number}: neither bytes of a video nor its name. Columns: {names}.")
-            return self._named(file, name)
+            path = self._named(file, name)
+            return File(path, path)
         self.has_bytes = True
         digest = hashlib.sha256(content).hexdigest()
         path = f"{digest}{_ending(content, name or '')}"
-        row["video_id"] = row.get("video_id") or (Path(name).stem if name else "") or digest[:16]
         if self.store is not None and not (self.store / path).is_file():
             self._write(self.store / path, content)
-        return path
+        return File(path, name or digest[:16])
 
     def _named(self, file: Path, name: str) -> str:
         """Return the path of a video: relative to its shard, as `datasets` writes it, else any file of this name."""

@@ -299,17 +299,20 @@ def _answers(reader: _Reader, item: dict[str, Any], where: str, questions: int) 
 
 def _check_unique(reader: _Reader, tasks: tuple[StreamTask, ...]) -> None:
     """Require that every ID is unique in the stream, and that no segment of a file is in two splits."""
-    ids: dict[str, tuple[str, str]] = {}
+    ids: dict[str, tuple[str, str, str]] = {}
     files: dict[tuple[str, Segment | None], tuple[str, str]] = {}
     for task in tasks:
         for split in SPLITS:
             for item in getattr(task, split):
                 if item.video in ids:
                     where = f"{task.name}: {split}: video {item.video!r}"
-                    first, first_split = ids[item.video]
+                    first, first_split, path = ids[item.video]
+                    problem = f"this id is also in {first}: {first_split}"
+                    if path != item.path:
+                        reader.fail(where, f"{problem}, of another file", "Give each video its own id.")
                     kind = "a leak between splits" if first_split != split else "a duplicate"
-                    reader.fail(where, f"this id is also in {first}: {first_split} ({kind})", "Keep one of them.")
-                ids[item.video] = task.name, split
+                    reader.fail(where, f"{problem} ({kind})", "Keep one of them.")
+                ids[item.video] = task.name, split, item.path
                 key = item.path, item.segment
                 first, first_split = files.setdefault(key, (task.name, split))
                 if first_split != split:

@@ -129,3 +129,17 @@ def test_numbers_in_parquet_name_videos_and_a_pointer_is_none(tmp_path):
     (tmp_path / "train.parquet").write_text("version https://git-lfs.github.com/spec/v1\n")
     with refuses(where="train.parquet"):
         import_dataset(tmp_path, None)
+
+
+def test_files_of_one_name_are_two_videos_unless_their_bytes_are_equal(tmp_path):
+    touch(tmp_path, "train/c/1.mp4", "train/d/1.mp4", "test/c/1.mp4", "test/c/2.mp4")
+    for split, names in (("train", "cd"), ("test", "c")):
+        rows = [json.dumps({"file_name": f"{name}/1.mp4", "text": "x"}) for name in names]
+        (tmp_path / split / "metadata.jsonl").write_text("\n".join(rows))
+        (tmp_path / split / "c/1.mp4").write_text(split)
+    (task,) = import_dataset(tmp_path, None)[0]["tasks"]
+    ids = [item["video"] for split in ("train", "test") for item in task[split]]
+    assert ids == ["train/c/1", "train/d/1", "test/c/1"]
+    (tmp_path / "test/c/1.mp4").write_text("train")
+    with refuses("train/c/1.mp4", "test/c/1.mp4", remedy=True):
+        import_dataset(tmp_path, None)

@@ -181,3 +181,17 @@ def test_missing_shards_are_counted(tmp_path):
     (folder / "train/data-00000-of-00001.arrow").unlink()
     _, report = import_dataset(folder, None)
     assert report.endswith("\n2 of 3 shards train/data-*-of-00003.arrow exist.")
+
+
+def test_videos_of_one_name_are_one_video_only_with_equal_bytes(tmp_path):
+    cls = {f"cls{n}/0001{end}": text for n in (1, 2) for end, text in ((".mp4", str(n)), (".txt", f"text {n}"))}
+    folder = tmp_path / "set"
+    tar(folder / "train-0.tar", **{name.replace("/", "_of_").replace(".", "__"): text for name, text in cls.items()})
+    tar(folder / "train-1.tar", cls1_of_0001__mp4="3", cls1_of_0001__txt="text 3")
+    tar(folder / "test.tar", cls2_of_0001__mp4="4", cls2_of_0001__txt="text 4")
+    found = found_in(folder)
+    assert [captions for _, captions, _ in found["train"]] == [["text 1"], ["text 2"], ["text 3"]]
+    assert len({video for each in found.values() for video, _, _ in each}) == 4
+    tar(folder / "test.tar", cls2_of_0001__mp4="2", cls2_of_0001__txt="text 4")
+    with refuses("cls2/0001.mp4", remedy=True):
+        import_dataset(folder, None)
