@@ -52,6 +52,7 @@ class VideoFolder:
         for known in (self.files, self.frames):
             for key, path in list(known.items()):
                 known.setdefault(normalize_name(key), path)
+                known.setdefault(normalize_name(key).strip(), path)  # importers strip the cells of tables
 
     def find(self, video: str) -> tuple[str, bool]:
         """Return (path below the folder, whether it is a clip cut to its segment); `<id>.mp4` if nothing exists.

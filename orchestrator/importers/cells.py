@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.captions import captions_of
+from ctvr.orchestrator.streams.manifest import read_json
 from ctvr.orchestrator.text_files import MOST, lines_of, read_text
 
 SEPARATORS = {",": "commas", ";": "';'", "\t": "tabs", "|": "'|'"}
@@ -49,13 +50,18 @@ def read_csv(path: Path, required: Sequence[str], optional: Sequence[str] = ()) 
     if table.header[0][:1] in ("{", "["):
         raise ConfigError(f"{path}: is JSON, not a table. Write a .csv file with the columns {', '.join(required)}.")
     if missing := [name for name in required if name not in table.header]:
-        listed = " and ".join(map(repr, missing))
+        listed = ", ".join(map(repr, missing))
         hint = "" if len(missing) > 1 else suggest(missing[0], table.header)
         known = {_OTHER_NAMES.get(name.lower()): name for name in reversed(table.header)}
         renamed = [f"{known[name]!r} {name!r}" for name in missing if name in known]
         between = "" if table.separator == "," else f", separated by {SEPARATORS[table.separator]},"
-        hint = hint or f" The header{between} has: {', '.join(table.header)[:200]}."
-        hint += f" Call {' and '.join(renamed)}." if renamed else " Give the columns these names." * (len(missing) > 1)
+        hint = hint or f" The header{between} has: {', '.join(table.header)[:200].rstrip('.')}."
+        if renamed:
+            hint += f" Call {' and '.join(renamed)}."
+        elif not known.keys() - {None} and not set(table.header).intersection((*required, *optional)):
+            hint += " If line 1 is not a header, write one, and one caption in each further line."
+        elif len(missing) > 1:
+            hint += " Give the columns these names."
         raise ConfigError(f"line 1: no column {listed}.{hint}", path)
     for line, row in table.rows:
         cells = {name: row.get(name, "").strip() for name in (*required, *optional)}
@@ -75,7 +81,7 @@ class Table:
 
 
 def open_table(path: Path, wanted: Sequence[str]) -> Table:
-    """Read the header of a .csv file.
+    """Read the header of a .csv file; a file of JSON lines is a table whose header is that of its first object.
 
     Args:
         wanted: column names; the separator that yields the most of them is used, by default the comma.
@@ -83,11 +89,19 @@ def open_table(path: Path, wanted: Sequence[str]) -> Table:
     text = read_text(path)
     csv.field_size_limit(MOST)
     first, _, rest = text.partition("\n")
+    if _is_object(first):
+        return Table(",", list(json.loads(first)), ((n, _as_cells(row)) for n, row in read_json_lines(path)))
     told = first.strip().removeprefix("sep=") if first.startswith("sep=") else ""  # Excel's own first line
     body, skipped = (rest, 1) if told in SEPARATORS else (text, 0)
     headers = {each: _header(path, body, each, wanted) for each in ([told] if skipped else SEPARATORS)}
     separator = max(headers, key=lambda each: len(set(wanted).intersection(headers[each])))
     return Table(separator, headers[separator], _rows(path, body, separator, headers[separator], skipped))
+
+
+def _as_cells(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the values of an object as cells: a text unchanged, null as an empty cell, anything else as JSON."""
+    empty = {name: "" for name, value in row.items() if value is None}
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in row.items()} | empty
 
 
 def _header(path: Path, text: str, separator: str, wanted: Sequence[str]) -> list[str]:
@@ -148,6 +162,29 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if not isinstance(row, dict):
             raise ConfigError(f"line {number}: is not an object", path, remedy='Write {"file_name": ...}.')
         yield number, row
+
+
+def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Read objects from a list in JSON, or from JSON lines: yield (place in the file, object).
+
+    Raises:
+        ConfigError: as `read_json` and `read_json_lines`, or if the file is neither.
+    """
+    first = next((line for line in lines_of(read_text(path)) if line.strip()), "")
+    if _is_object(first):
+        yield from ((f"line {number}", row) for number, row in read_json_lines(path))
+        return
+    rows = read_json(path)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ConfigError("is not a list of objects", path, remedy="Give the published file unchanged.")
+    yield from ((f"entry {number}", row) for number, row in enumerate(rows))
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def captions_in(where: str, cell: str) -> list[str]:

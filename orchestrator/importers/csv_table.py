@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from ctvr.orchestrator.streams.stream import SPLITS
 REQUIRED = ("video", "caption", "split", "task")
 OPTIONAL = ("category", "start", "end")
 _TIMES = re.compile(r"(start|begin|end|stop)[ _]?(time|times|timestamp|sec|seconds|s)?", re.IGNORECASE)
+MOST_TASKS = 50  # named in the report
 ANY = "any"  # default category, for a table without that column
 
 
@@ -59,13 +60,22 @@ def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = N
         seen[key][1]["captions"] += captions
     if not rows:
         raise ConfigError("has a header and no rows", table, remedy="Write a row for each caption.")
-    stem = name or (Path(out).stem if out else table.stem)
-    manifest, report = builder.finish(stem, "ctvr", [tasks[task] for task in in_order(tasks, table)], {}, [table])
+    stem, names = name or (Path(out).stem if out else table.stem), in_order(tasks, table)
+    manifest, report = builder.finish(stem, "ctvr", [tasks[task] for task in names], {}, [table])
+    report += _names_of(names)
     header = open_table(table, REQUIRED).header
     if (times := [column for column in header if _TIMES.fullmatch(column)]) and "start" not in header:
         said = f"Not read: {', '.join(times)}. If they are segments of the videos, call the columns start and end."
         report = f"{report}\n{said}"
     return manifest, report
+
+
+def _names_of(names: Sequence[str]) -> str:
+    """Return the line of the report that maps our names of tasks to those of the table, unless these are 1, 2, 3."""
+    if all(name.isdecimal() and int(name) == number for number, name in enumerate(names, start=1)):
+        return ""
+    shown = [f"task_{number:02d} is {name!r:.60}" for number, name in enumerate(names[:MOST_TASKS], start=1)]
+    return f"\nTasks: {', '.join(shown)}{', ...' if len(names) > MOST_TASKS else ''}."
 
 
 def ids_of(table: Path) -> list[str]:
@@ -102,6 +112,9 @@ def read_table(table: Path) -> Iterator[tuple[int, dict[str, str], list[str]]]:
         if unknown := [name for name in ("video", "category", "split", "task") if row[name] in MISSING]:
             value = f"{unknown[0]} is {row[unknown[0]]!r}"
             raise ConfigError(f"line {line}: {value}, which marks a missing value", table, remedy="Fill it in.")
+        if odd := [name for name in ("video", "category", "task") if not row[name].isprintable()]:
+            value = f"{odd[0]} is {row[odd[0]]!r:.80}, with a character that is not printable"
+            raise ConfigError(f"line {line}: {value}", table, remedy="Use printable characters on one line.")
         yield line, row, captions_in(f"{table}: line {line}", row["caption"])
 
 

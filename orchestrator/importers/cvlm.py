@@ -5,8 +5,7 @@ Two further data sets become separate streams, for CAMoE and TempMe: LSMDC, and 
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from ctvr.orchestrator.importers.captions import (
     read_narrations,
 )
 from ctvr.orchestrator.importers.cells import captions_in, read_csv
+from ctvr.orchestrator.importers.folder_files import FolderFiles, keep_listed, say_unread
 from ctvr.orchestrator.importers.pickles import read_pickle
 from ctvr.orchestrator.streams.manifest import read_json
 from ctvr.orchestrator.streams.stream import SPLITS
@@ -52,15 +52,17 @@ def import_cvlm(folder: Path, out: Path | None, datasets: Sequence[str] | None =
 
     `folder` contains one folder per data set, with its published files and, anywhere below it, its videos:
 
-        vatex/        vatex_training_*.json, vatex_validation_*.json, vatex_public_test_english_*.json
+        vatex/        vatex_training_*.json, vatex_validation_*.json, vatex_public_test_english_*.json; or
+                      ref_captions.json with the lists below
         activitynet/  train.json, val_1.json                       (a paragraph per video)
         msrvtt/       MSRVTT_data.json, MSRVTT_JSFUSION_test.csv   (1K-A; all other videos train)
-        didemo/       train_data.json, test_data.json[, val_data.json]   (a paragraph per video); to keep only a paper's
-                      videos, also train_list.txt, val_list.txt, test_list.txt (an id per line; any of them)
+        didemo/       train_data.json, test_data.json[, val_data.json]   (a paragraph per video)
         msvd/         train_list.txt, val_list.txt, test_list.txt, raw-captions.pkl, captions_msvd.json, captions.txt,
                       captions.csv or the corpus's own *corpus*.csv
         lsmdc/        LSMDC16_annos_training.csv, LSMDC16_annos_val.csv, LSMDC16_challenge_1000_publictect.csv
         msrvtt-full/  MSRVTT_data.json, or train_val_videodatainfo.json and test_videodatainfo.json  (all captions)
+
+    Any of them may have train_list.txt, val_list.txt and test_list.txt (an id per line), which keep a paper's videos.
 
     Args:
         datasets: names of data sets, in the order of the tasks; default: the first five, in the paper's order. A single
@@ -78,11 +80,11 @@ def import_cvlm(folder: Path, out: Path | None, datasets: Sequence[str] | None =
                 "no such folder", Path(folder) / name, remedy=f"Make it, or leave {name!r} out of datasets."
             )
     builder = Builder(folder, out)
-    tasks, sources, notes = [], [], list[str]()
+    tasks, sources, notes, unread = [], [], list[str](), list[str]()
     for name in names:
-        files = _Files(Path(folder) / name)
+        files = FolderFiles(Path(folder) / name)
         task = empty_task() | {"categories": [name]}
-        for split, captions in DATASETS[name](files).items():
+        for split, captions in keep_listed(files, DATASETS[name](files)).items():
             if empty := [video for video, texts in captions.items() if not texts]:
                 notes.append(
                     f"{name}: {len(empty)} {split} videos without caption text are left out, first {empty[0]!r}."
@@ -90,13 +92,14 @@ def import_cvlm(folder: Path, out: Path | None, datasets: Sequence[str] | None =
             task[split] = [builder.item(video, name, texts, below=name) for video, texts in captions.items() if texts]
         tasks.append(task)
         sources += files.used
+        unread += [f"{name}/{each}" for each in files.unread()]
     if len(names) == 1:
         manifest, report = builder.finish(names[0], "ctvr", tasks, ALONE, sources, _published(names))
     else:
         published = _published(names) if names == list(FIVE) else None
         stem = "cvlm" if published else (Path(out).stem if out else "cvlm-part")
         manifest, report = builder.finish(stem, "cvlm", tasks, CVLM_SETTINGS, sources, published)
-    return manifest, "\n".join([report, *notes])
+    return manifest, "\n".join([report, *notes, *say_unread(unread)])
 
 
 def _published(names: Sequence[str]) -> dict[str, int]:
@@ -105,47 +108,26 @@ def _published(names: Sequence[str]) -> dict[str, int]:
     return found if None in train else {"train": sum(train), **found}
 
 
-class _Files:
-    """Finds the files of one data set by their known names, and records which files were used."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.names = sorted(path.name for path in folder.iterdir() if path.is_file())
-        self.used: list[Path] = []
-
-    def find(self, *patterns: str) -> Path | None:
-        """Return the file that matches the first pattern with a match, ignoring letter case."""
-        for pattern in patterns:
-            fits = [name for name in self.names if fnmatch.fnmatchcase(name.lower(), pattern)]
-            if len(fits) > 1:
-                raise ConfigError(f"{self.folder}: {fits[0]} and {fits[1]} both fit {pattern}. Keep one of them.")
-            if fits:
-                self.used.append(self.folder / fits[0])
-                return self.folder / fits[0]
-        return None
-
-    def need(self, *patterns: str) -> Path:
-        path = self.find(*patterns)
-        if path is None:
-            raise ConfigError(f"{self.folder}: no file fits {' or '.join(patterns)}. Put the data set's file there.")
-        return path
-
-
-def _vatex(files: _Files) -> dict[str, Captions]:
+def _vatex(files: FolderFiles) -> dict[str, Captions]:
+    """Return the captions of VATEX's own files, or of `ref_captions.json`, whose splits are in lists."""
+    train = files.find("*train*.json")
+    if train is None and (whole := files.find("ref_captions.json")):
+        files.need("test_list.txt")
+        return {"train": _read_captions(whole)}
     paths = {
-        "train": files.need("*train*.json"),
+        "train": train or files.need("*train*.json", "ref_captions.json"),
         "val": files.find("*validation*.json", "*val*.json"),
-        "test": files.need("*test_english*.json", "*test*.json"),
+        "test": files.find("*test_english*.json", "*test*.json") or files.need("*test*.json", "test_list.txt"),
     }
     found: dict[str, Captions] = {}
     for split, path in paths.items():
-        if path is not None:
+        if path is not None and path.suffix == ".json":
             entries = read_entries(path, "videoID", "enCap", list)
             found[split] = {video: clean(all_text(path, video, captions)) for video, captions in entries}
     return found
 
 
-def _activitynet_captions(files: _Files) -> dict[str, Captions]:
+def _activitynet_captions(files: FolderFiles) -> dict[str, Captions]:
     paths = {"train": files.need("train.json"), "test": files.need("val_1.json")}
     return {
         split: {video: clean([" ".join(entry.sentences)]) for video, entry in read_narrations(path)}
@@ -153,7 +135,7 @@ def _activitynet_captions(files: _Files) -> dict[str, Captions]:
     }
 
 
-def _msrvtt_1ka(files: _Files) -> dict[str, Captions]:
+def _msrvtt_1ka(files: FolderFiles) -> dict[str, Captions]:
     whole = files.find("msrvtt_data.json", "msr_vtt.json")
     paths = [whole] if whole else [files.need("train_val_videodatainfo.json"), files.need("test_videodatainfo.json")]
     captions = read_msrvtt_captions(paths)
@@ -164,7 +146,7 @@ def _msrvtt_1ka(files: _Files) -> dict[str, Captions]:
     return {"train": {video: texts for video, texts in captions.items() if video not in test}, "test": test}
 
 
-def _msrvtt_full(files: _Files) -> dict[str, Captions]:
+def _msrvtt_full(files: FolderFiles) -> dict[str, Captions]:
     """Return every video in its published split; published validation videos also train (CAMoE, table 8: 7k and 3k)."""
     whole = files.find("msrvtt_data.json")
     if whole is None:
@@ -179,17 +161,17 @@ def _msrvtt_full(files: _Files) -> dict[str, Captions]:
     return found
 
 
-def _lsmdc(files: _Files) -> dict[str, Captions]:
+def _lsmdc(files: FolderFiles) -> dict[str, Captions]:
     """Return the movie clips of LSMDC with their captions; some have several."""
     paths = {
         "train": files.need("lsmdc16_annos_training.csv", "*train*.csv"),
-        "val": files.find("lsmdc16_annos_val.csv"),
+        "val": files.find("lsmdc16_annos_val.csv", "*val*.csv"),
         "test": files.need("lsmdc16_challenge_1000_publictect.csv", "*test*.csv"),
     }
     found: dict[str, Captions] = {}
     for split, path in paths.items():
         for number, line in enumerate(read_lines(path) if path is not None else (), start=1):
-            cells = line.strip().split("\t")
+            cells = line.strip(" ").split("\t")
             if line.strip() and len(cells) != LSMDC_CELLS:
                 raise ConfigError(
                     f"{path}: line {number}: {len(cells)} cells, not {LSMDC_CELLS} (clip, four times, sentence) "
@@ -197,12 +179,12 @@ def _lsmdc(files: _Files) -> dict[str, Captions]:
                 )
             if line.strip() and not any(cell[:1].isdigit() for cell in cells[1:5]):
                 raise ConfigError(f"{path}: line {number}: {cells[1]!r:.40} is not a time. Remove the header line.")
-            if line.strip() and cells[-1].strip():
-                found.setdefault(split, {}).setdefault(cells[0], []).append(cells[-1].strip())
+            if line.strip():
+                found.setdefault(split, {}).setdefault(cells[0], []).extend(clean(cells[-1:]))
     return found
 
 
-def _didemo(files: _Files) -> dict[str, Captions]:
+def _didemo(files: FolderFiles) -> dict[str, Captions]:
     paths = {
         "train": files.need("train_data.json"),
         "val": files.find("val_data.json"),
@@ -214,34 +196,11 @@ def _didemo(files: _Files) -> dict[str, Captions]:
             sentences: Captions = {}
             for video, description in read_entries(path, "video", "description", str):
                 sentences.setdefault(video, []).append(description)
-            kept = _listed(files, split, sentences) or sentences
-            found[split] = {video: clean([" ".join(clean(sentences[video]))]) for video in kept}
+            found[split] = {video: clean([" ".join(clean(texts))]) for video, texts in sentences.items()}
     return found
 
 
-def _listed(files: _Files, split: str, captions: Mapping[str, Any]) -> list[str]:
-    """Return the ids of `<split>_list.txt`, with or without a video extension; empty if the file does not exist."""
-    path = files.find(f"{split}_list.txt")
-    lines = read_lines(path) if path is not None else []
-    stems: dict[str, list[str]] = {}
-    for video in captions:
-        stems.setdefault(video_stem(video), []).append(video)
-    found: dict[str, None] = {}
-    for number, line in enumerate(lines, start=1):
-        if video := line.strip():
-            fits = [video] if video in captions else stems.get(video_stem(video), [])
-            if len(fits) != 1:
-                many = f"stands for {' and '.join(fits[:3])}" if fits else "has no caption"
-                raise ConfigError(
-                    f"line {number}: {video!r} {many}", path, remedy="Give the list that belongs to the captions."
-                )
-            found[fits[0]] = None
-    if path is not None and not found:
-        raise ConfigError("contains no id", path, remedy="Write one per line, or remove the file to keep all videos.")
-    return list(found)
-
-
-def _msvd(files: _Files) -> dict[str, Captions]:
+def _msvd(files: FolderFiles) -> dict[str, Captions]:
     captions = _msvd_captions(
         files.need("raw-captions.pkl", *(f"*captions*.{end}" for end in ("csv", "txt", "json")), "*corpus*.csv")
     )
@@ -274,11 +233,7 @@ def _msvd_captions(path: Path) -> Captions:
                 raise ConfigError(f"{video!r} has no list of captions", path, remedy="Give MSVD's raw-captions.pkl.")
             captions[str(video)] = clean(all_text(path, str(video), [_joined(entry) for entry in entries]))
     elif path.suffix == ".json":
-        data = read_json(path, unique_keys=True)
-        for video, texts in data.items() if isinstance(data, dict) else [("", None)]:
-            if not isinstance(texts, list):
-                raise ConfigError("is not video id -> captions", path, remedy="Give X-Pool's captions_msvd.json.")
-            captions[video] = clean(all_text(path, video, texts))
+        captions = _read_captions(path)
     elif path.suffix == ".csv" and "corpus" in path.name.lower():  # the first published version, in all languages
         for _, row in read_csv(path, ("VideoID", "Start", "End", "Language"), ("Description",)):
             if row["Language"] == "English" and row["Description"]:
@@ -296,6 +251,17 @@ def _msvd_captions(path: Path) -> Captions:
     return captions
 
 
+def _read_captions(path: Path) -> Captions:
+    """Read a JSON object that maps each ID to its captions (X-Pool's captions_msvd.json, HGR's ref_captions.json)."""
+    data = read_json(path, unique_keys=True)
+    captions: Captions = {}
+    for video, texts in data.items() if isinstance(data, dict) else [("", None)]:
+        if not isinstance(texts, list):
+            raise ConfigError("is not video id -> captions", path, remedy=f"Give the published {path.name}.")
+        captions[video] = clean(all_text(path, video, texts))
+    return captions
+
+
 def _joined(entry: Any) -> Any:
     """Join a caption that was published as a list of words; return any other value unchanged."""
     if not isinstance(entry, list) or len(entry) > MAX_WORDS or not all(isinstance(word, str) for word in entry):
@@ -303,7 +269,7 @@ def _joined(entry: Any) -> Any:
     return " ".join(entry) if sum(map(len, entry)) <= MAX_CHARACTERS else entry
 
 
-DATASETS: dict[str, Callable[[_Files], dict[str, Captions]]] = {
+DATASETS: dict[str, Callable[[FolderFiles], dict[str, Captions]]] = {
     "vatex": _vatex,
     "activitynet": _activitynet_captions,
     "msrvtt": _msrvtt_1ka,

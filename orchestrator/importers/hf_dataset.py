@@ -27,6 +27,7 @@ from ctvr.orchestrator.importers.cells import (
     read_json_lines,
     segment_of,
 )
+from ctvr.orchestrator.importers.folder_files import FolderFiles, say_unread
 from ctvr.orchestrator.importers.shards import Shards, find_shards, split_of
 from ctvr.orchestrator.importers.video_ids import File, name_videos
 from ctvr.orchestrator.streams.manifest import FORMAT, read_json
@@ -34,6 +35,7 @@ from ctvr.orchestrator.streams.stream import SPLITS
 from ctvr.orchestrator.streams.videos import METADATA, STREAM
 from ctvr.orchestrator.video.endings import find_videos
 
+OF_DATASETS = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")  # of `datasets` itself
 CAPTIONS = ("captions", "caption", "text")
 Row = dict[str, Any]
 
@@ -93,7 +95,9 @@ def import_dataset(folder: Path, out: Path | None, name: str | None = None) -> t
         raise ConfigError(
             f"is not the stream whose digest {STREAM} names", folder, remedy="Export it again, or remove the file."
         )
-    return manifest, "\n".join([text, *notes])
+    known = {STREAM, METADATA, "metadata.csv", *OF_DATASETS}
+    unread = [name for name in FolderFiles(folder).unread() if name not in known]
+    return manifest, "\n".join([text, *notes, *say_unread(unread)])
 
 
 def _left_out(folder: Path, read: set[str]) -> list[str]:

@@ -1,19 +1,27 @@
 """Importer of MSRVTT-QA, a stream of questions (TempMe, Table 7; Xu et al., ACM MM 2017).
 
 Its files are `train_qa.json`, `val_qa.json` and `test_qa.json`, each a list of {"question", "answer", "video_id",
-"category_id"}; video 42 is `video42.mp4`. The stream is one task, as in the papers, or (in no paper) a task per equal
+"category_id"}; video 42 is `video42.mp4`. Copies may be JSON lines, omit val_qa.json and the categories, and write
+"video42". The stream is one task, as in the papers, or (in no paper) a task per equal
 group of its 20 categories. Questions are unchanged; repeated pairs of question and answer about one video are dropped.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import Builder, Manifest, empty_task
-from ctvr.orchestrator.streams.manifest import read_json
+from ctvr.orchestrator.importers.captions import msrvtt_id
+from ctvr.orchestrator.importers.cells import read_objects
+from ctvr.orchestrator.importers.folder_files import FolderFiles, say_unread
 from ctvr.orchestrator.streams.stream import SPLITS
+from ctvr.orchestrator.streams.videos import video_stem
+
+Row = Mapping[str, Any]
 
 NAME, CATEGORIES = "msrvtt-qa", 20
 PUBLISHED = {"train": 6513, "val": 497, "test": 2990}  # numbers of videos in the published split
@@ -24,7 +32,7 @@ def import_questions(folder: Path, videos: Path, out: Path, tasks: str = "1") ->
     """Import a stream of questions from the files of MSRVTT-QA.
 
     Args:
-        folder: the folder of the three files.
+        folder: the folder of the files.
         videos: the folder that contains the videos.
         out: the manifest.
         tasks: the number of groups of categories: a divisor of 20.
@@ -35,55 +43,83 @@ def import_questions(folder: Path, videos: Path, out: Path, tasks: str = "1") ->
         raise ConfigError(f"{folder} is not a folder", "folder", remedy="Give the one with train_qa.json.")
     if not tasks.isdecimal() or int(tasks) < 1 or CATEGORIES % int(tasks):
         raise ConfigError(f"{tasks} does not divide the 20 categories", "tasks", remedy="Write 1, 2, 4, 5, 10 or 20.")
-    count, builder = int(tasks), Builder(videos, out)
+    count, builder, files = int(tasks), Builder(videos, out), FolderFiles(Path(folder))
+    paths = {split: (files.find if split == "val" else files.need)(*_patterns(split)) for split in SPLITS}
+    found = {split: _videos(path, count) for split, path in paths.items() if path is not None}
     made = [empty_task() for _ in range(count)]
     for number in range(CATEGORIES):
         made[number * count // CATEGORIES]["categories"].append(_category(number))
-    files = {split: Path(folder) / f"{split}_qa.json" for split in SPLITS}
-    for split, file in files.items():
-        for video, (category, asked) in _videos(file).items():
+    given = {category for asked in found.values() for category, _ in asked.values()}
+    if None in given:
+        made[0]["categories"] = [*made[0]["categories"] * (len(given) > 1), _category(None)]
+    for split, asked_of in found.items():
+        for video, (category, asked) in asked_of.items():
             item = builder.item(video, _category(category), [question for question, _ in asked])
             item["answers"] = [answer for _, answer in asked]
-            made[category * count // CATEGORIES][split].append(item)
+            made[(category or 0) * count // CATEGORIES][split].append(item)
     if empty := next((task for task in made if not task["train"] or not task["test"]), None):
         raise ConfigError(
             f"no training or test question for {', '.join(empty['categories'])}", folder, remedy="Unpack it again."
         )
     published = PUBLISHED if count == 1 else None
-    return builder.finish(NAME if count == 1 else f"{NAME}-{count}", "qa", made, SETTINGS, files.values(), published)
+    name = NAME if count == 1 else f"{NAME}-{count}"
+    manifest, report = builder.finish(name, "qa", made, SETTINGS, files.used, published)
+    return manifest, "\n".join([report, *say_unread(files.unread())])
 
 
-def _category(number: int) -> str:
-    return f"category {number}"
+def _patterns(split: str) -> list[str]:
+    """Return the usual names of a split's file, the published one first."""
+    return [f"{stem}.{end}" for stem in (f"{split}_qa", f"*qa_{split}", split) for end in ("json", "jsonl")]
 
 
-def _videos(file: Path) -> dict[str, tuple[int, list[tuple[str, str]]]]:
-    """Map each video to its category and its questions with their answers, in the order of the file."""
-    rows = read_json(file)
-    if not isinstance(rows, list):
-        raise ConfigError("is not a list of questions", file, remedy="Give the published file unchanged.")
-    found: dict[str, tuple[int, dict[tuple[str, str], None]]] = {}
-    for place, row in enumerate(rows):
-        question, answer, video, category = (_field(file, place, row, name) for name in _FIELDS)
-        if not 0 <= category < CATEGORIES:
-            raise ConfigError(f"{file}: entry {place}: category_id {category} is not one of 0 to 19. Correct it.")
-        first, asked = found.setdefault(f"video{video}", (category, {}))
+def _category(number: int | None) -> str:
+    return "any" if number is None else f"category {number}"
+
+
+def _videos(file: Path, count: int) -> dict[str, tuple[int | None, list[tuple[str, str]]]]:
+    """Map each video to its category and its questions with their answers, in the order of the file.
+
+    The category is None in copies that omit it, from which only one task can be made.
+    """
+    found: dict[str, tuple[int | None, dict[tuple[str, str], None]]] = {}
+    for place, row in read_objects(file):
+        where = f"{file}: {place}"
+        question, answer = _text(where, row, "question"), _text(where, row, "answer", "answers")
+        video, category = _video(where, row), _category_of(where, row, count)
+        first, asked = found.setdefault(video, (category, {}))
         if first != category:
-            raise ConfigError(
-                f"entry {place}: video {video} has the categories {first} and {category}", file, remedy="Correct it."
-            )
+            raise ConfigError(f"{video} has the categories {first} and {category}", where, remedy="Correct it.")
         asked.setdefault((question, answer))
     return {video: (category, list(asked)) for video, (category, asked) in found.items()}
 
 
-_FIELDS = {"question": str, "answer": str, "video_id": int, "category_id": int}
+def _text(where: str, row: Row, *names: str) -> str:
+    """Return the text of the first of these fields that exists, also from a list of one text."""
+    name = next((each for each in names if each in row), names[0])
+    value = row.get(name)
+    if isinstance(value, list) and len(set(map(str, value))) > 1:
+        raise ConfigError(f"{name} has {len(value)} texts", where, remedy="Keep one answer to each question.")
+    value = value[0] if isinstance(value, list) and value else value
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"{name} is {str(value)[:40]!r}, not text", where, remedy="Fill it in.")
+    return value
 
 
-def _field(file: Path, place: int, row: Any, name: str) -> Any:
-    value = row.get(name) if isinstance(row, dict) else None
-    if type(value) is not _FIELDS[name] or value == "":
-        kind = "text" if _FIELDS[name] is str else "a whole number"
-        raise ConfigError(
-            f"{file}: entry {place}: {name} is {str(value)[:40]!r}, not {kind}. Give the published file unchanged."
-        )
+def _video(where: str, row: Row) -> str:
+    """Return video42 for 42, "42", "video42" and "video42.mp4"."""
+    value = row.get("video_id", row.get("video"))
+    video = msrvtt_id(video_stem(value) if isinstance(value, str) else value)
+    if not isinstance(video, str) or not re.fullmatch(r"video\d+", video, re.ASCII):
+        raise ConfigError(f"video_id is {str(value)[:40]!r}", where, remedy="Write its number, or for example video42.")
+    return video
+
+
+def _category_of(where: str, row: Row, count: int) -> int | None:
+    value = row.get("category_id", row.get("category"))
+    if value is None and count == 1:
+        return None
+    if type(value) is not int or not 0 <= value < CATEGORIES:
+        if value is None:
+            raise ConfigError("category_id is missing", where, remedy="Give the published files, or leave tasks out.")
+        raise ConfigError(f"category_id is {str(value)[:40]!r}, not one of 0 to 19", where, remedy="Correct it.")
     return value

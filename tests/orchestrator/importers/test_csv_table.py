@@ -1,5 +1,7 @@
 """A user's table becomes a stream."""
 
+import json
+
 from ctvr.orchestrator.importers.csv_table import import_csv
 from ctvr.orchestrator.streams.load import load_stream
 from tests.orchestrator.importers.benchmark_files import captions, touch, write_rows
@@ -25,3 +27,19 @@ def test_a_table_becomes_a_stream(tmp_path):
     assert captions(stream, "train") == {"z@0-1": ("first",), "x": ("a dog", "one dog")}
     assert [item.segment for task in (0, 1) for item in stream.items(task, "test")] == [(1.0, 2.0), (1.0, 2.5)]
     assert "2 of 4 videos are missing" in report
+    assert "task_01 is '2', task_02 is '10'" in report
+
+
+def test_json_lines_are_a_table_and_tasks_keep_the_order_of_their_names(tmp_path):
+    rows: list[dict[str, object]] = [
+        {"video": " a", "caption": ["x", "y"], "split": "train", "task": 1, "start": None},
+        {"caption": "z [b]", "video": "b", "split": "test", "task": 1, "start": 0.5, "end": 2, "more": {}},
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    touch(tmp_path / " a.mp4", tmp_path / "b.mp4")
+    manifest, report = import_csv(tmp_path / "t.jsonl", tmp_path, None)
+    (task,) = manifest["tasks"]
+    found = [(item["path"], item["captions"], item["segment"]) for item in (*task["train"], *task["test"])]
+    assert found == [(" a.mp4", ["x", "y"], None), ("b.mp4", ["z [b]"], [0.5, 2.0])]
+    assert "missing" not in report
+    assert "Tasks:" not in report

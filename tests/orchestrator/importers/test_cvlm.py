@@ -149,3 +149,63 @@ def test_the_order_of_data_sets_can_be_chosen(five):
     assert [task["categories"] for task in manifest["tasks"]] == [["didemo"], ["vatex"]]
     with refuses("vatx", "vatex", where="datasets"):
         import_cvlm(five, None, ["vatx"])
+
+
+def write_vatex(folder, **files: list[str]) -> None:
+    """Write VATEX with these IDs in each file; the text of a caption is its ID."""
+    for name, videos in files.items():
+        entries = [{"videoID": video, "enCap": [video]} for video in videos]
+        write_json(folder / "vatex" / f"vatex_{name}.json", entries)
+
+
+def ids(manifest) -> dict[str, list[str]]:
+    (task,) = manifest["tasks"]
+    return {split: [item["video"].removeprefix("vatex/") for item in task[split]] for split in ("train", "val", "test")}
+
+
+def test_lists_may_take_test_videos_from_another_splits_file(tmp_path):
+    """Papers on VATEX test on 1,500 of the videos that are published for validation."""
+    write_vatex(tmp_path, training=["a"], validation=["b", "c", "d"])
+    write_json(tmp_path / "vatex" / "vatex_private_test_without_annotations.json", [{"videoID": "e"}])
+    with refuses("vatex_private_test_without_annotations.json", where="vatex", remedy=True):
+        import_cvlm(tmp_path, None, ["vatex"])
+    (tmp_path / "vatex" / "test_list.txt").write_text("d\nc\n")
+    manifest, report = import_cvlm(tmp_path, None, ["vatex"])
+    assert ids(manifest) == {"train": ["a"], "val": ["b"], "test": ["d", "c"]}
+    assert "test_list.txt" in manifest["sources"]
+    write_vatex(tmp_path, public_test_english=["d", "f"])  # its own file comes first
+    manifest, _ = import_cvlm(tmp_path, None, ["vatex"])
+    assert ids(manifest)["test"] == ["d", "c"]
+
+
+def test_vatex_may_be_one_file_of_captions_with_lists(tmp_path):
+    write_json(tmp_path / "vatex" / "ref_captions.json", {video: [video] for video in "abcd"})
+    with refuses("test_list.txt", where="vatex", remedy=True):
+        import_cvlm(tmp_path, None, ["vatex"])
+    for split, text in (("train", "a\nb"), ("test", "c.mp4")):
+        (tmp_path / "vatex" / f"{split}_list.txt").write_text(text)
+    assert ids(import_cvlm(tmp_path, None, ["vatex"])[0]) == {"train": ["a", "b"], "val": [], "test": ["c"]}
+
+
+def test_a_report_names_every_file_of_text_that_was_not_read(five):
+    (five / "vatex" / "notes.TXT").touch()
+    (five / "vatex" / "picture.png").touch()
+    _, report = import_cvlm(five, None, ["vatex", "activitynet"])
+    line = report.splitlines()[-1]
+    assert all(name in line for name in ("vatex/notes.TXT", "activitynet/train_ids.json", "activitynet/val_1_ids.json"))
+    assert "picture" not in report
+    assert ".json" not in import_cvlm(five, None, ["msvd"])[1].splitlines()[-1]
+
+
+def test_the_blind_test_of_lsmdc_is_not_its_test_and_clips_may_lack_a_sentence(five):
+    for name, text in {"annos_training": "x", "annos_val": "", "annos_blindtest": ""}.items():
+        file = five / "lsmdc" / f"LSMDC16_{name}.csv"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("".join(f"{name}_{n}\t0\t1\t0\t1\t{text if n else 'y'}\n" for n in range(2)))
+    with refuses("LSMDC16_annos_blindtest.csv", where="lsmdc", remedy=True):
+        import_cvlm(five, None, ["lsmdc"])
+    (five / "lsmdc" / "LSMDC16_annos_test_someone.csv").write_text("t\t0\t1\t0\t1\ty\n")
+    manifest, report = import_cvlm(five, None, ["lsmdc"])
+    assert [len(manifest["tasks"][0][split]) for split in ("train", "val", "test")] == [2, 1, 1]
+    assert "1 val videos" in report
+    assert "annos_val_1" in report

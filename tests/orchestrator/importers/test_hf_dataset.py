@@ -118,6 +118,7 @@ def test_videos_without_a_row_are_counted(tmp_path):
     touch(folder, "train/z.mp4", "train/.z.mp4", "notes.txt")
     _, report = import_dataset(folder, None)
     assert "1 of 3 videos have no row in the metadata and are left out, first train/z.mp4." in report
+    assert "notes.txt" in report.splitlines()[-1]
 
 
 def test_numbers_in_parquet_name_videos_and_a_pointer_is_none(tmp_path):

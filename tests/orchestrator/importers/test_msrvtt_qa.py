@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.command import import_stream
 from ctvr.orchestrator.streams.load import load_stream
 from tests.refusing import refuses
@@ -56,7 +55,8 @@ def test_categories_are_cut_into_equal_tasks(tmp_path):
     [
         ({"tasks": "3"}, {}, "3 20"),
         ({}, {"answer": 7}, "train_qa.json 0 '7'"),
-        ({}, {"video_id": "video0"}, "0 video_id 'video0'"),
+        ({}, {"video_id": "abc_1_2"}, "0 video_id 'abc_1_2'"),
+        ({}, {"answer": ["man", "dog"]}, "0 answer 2"),
         ({}, {"category_id": 20}, "0 category_id 20 19"),
         ({}, {"category_id": 1}, "0 1"),
     ],
@@ -66,8 +66,37 @@ def test_a_deviation_from_the_published_files_is_one_line(tmp_path, words, field
         imported(tmp_path, write(tmp_path / "qa", **fields), **words)
 
 
+def test_copies_of_other_projects_are_the_same_stream(tmp_path):
+    """Their files are JSON lines, have other names and IDs, and lists of one answer; some lack val_qa.json."""
+    folder = write(tmp_path / "qa")
+    imported(tmp_path, folder)
+    whole = load_stream("msrvtt-qa", tmp_path)
+    for split, name in (("train", "msrvtt_qa_train.jsonl"), ("val", "val.jsonl"), ("test", "test_qa.json")):
+        rows = json.loads((folder / f"{split}_qa.json").read_text())
+        (folder / f"{split}_qa.json").unlink()
+        rows = [row | {"video_id": f"video{row['video_id']}", "answer": [row["answer"]]} for row in rows]
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    imported(tmp_path, folder)
+    assert load_stream("msrvtt-qa", tmp_path).digest == whole.digest
+    (folder / "val.jsonl").rename(folder / "answers.jsonl")
+    assert "answers.jsonl" in imported(tmp_path, folder)
+    assert not load_stream("msrvtt-qa", tmp_path).has_val
+
+
+def test_copies_without_categories_are_one_task(tmp_path):
+    folder = tmp_path / "qa"
+    folder.mkdir()
+    for split, video in (("train", "video1.mp4"), ("test", "video2.mp4")):
+        (folder / f"{split}_qa.json").write_text(json.dumps([{"video": video, "question": "who?", "answer": "man"}]))
+    imported(tmp_path, folder)
+    (task,) = load_stream("msrvtt-qa", tmp_path).tasks
+    assert [item.video for item in (*task.train, *task.test)] == ["video1", "video2"]
+    with refuses("category_id", where="train_qa.json: entry 0", remedy=True):
+        imported(tmp_path, folder, tasks="5")
+
+
 def test_a_file_that_is_missing_is_one_line(tmp_path):
     folder = write(tmp_path / "qa")
-    (folder / "val_qa.json").unlink()
-    with pytest.raises(ConfigError, match="val_qa.json"):
+    (folder / "test_qa.json").unlink()
+    with refuses("test_qa.json", where="qa", remedy=True):
         imported(tmp_path, folder)
