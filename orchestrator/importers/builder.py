@@ -18,7 +18,7 @@ from ctvr.orchestrator.streams.captions import correct_encoding, decode_entities
 from ctvr.orchestrator.streams.check import check_stream
 from ctvr.orchestrator.streams.manifest import FORMAT, parse_manifest
 from ctvr.orchestrator.streams.stream import SPLITS, Stream, describe
-from ctvr.orchestrator.streams.videos import IMAGE_SUFFIXES, normalize_name, video_stem
+from ctvr.orchestrator.streams.videos import IMAGE_SUFFIXES, STREAM, normalize_name, video_stem
 from ctvr.orchestrator.video.endings import VIDEO_SUFFIXES, is_video_name
 
 Manifest = dict[str, Any]
@@ -181,15 +181,23 @@ def correct_captions(manifest: Manifest, report: str, videos: Path, out: Path) -
     return "\n".join([checked, *notes, count])
 
 
-def check_and_write(manifest: Manifest, source: str, videos: Path, out: Path | None) -> str:
+def check_and_write(manifest: Manifest, source: str, videos: Path, out: Path | None, digest: str | None = None) -> str:
     """Check a complete manifest as `load_stream` would, write it, and return a report.
 
     Args:
         source: its name in messages.
         videos: the folder of its videos.
         out: the manifest to write; None writes nothing.
+        digest: that of the stream, if the source names one.
+
+    Raises:
+        ConfigError: as `load_stream`, and for another digest.
     """
     stream = parse_manifest(manifest, source=source, base=Path("."), videos=videos)
+    if digest is not None and digest != stream.digest:
+        raise ConfigError(
+            f"is not the stream whose digest {STREAM} names", source, remedy="Export it again, or remove the file."
+        )
     if out is not None:
         write_manifest(manifest, out)
     return "\n".join(_report(stream))

@@ -30,7 +30,7 @@ from ctvr.orchestrator.importers.cells import (
 from ctvr.orchestrator.importers.folder_files import FolderFiles, say_unread
 from ctvr.orchestrator.importers.shards import Shards, find_shards, split_of
 from ctvr.orchestrator.importers.video_ids import File, name_videos
-from ctvr.orchestrator.streams.manifest import FORMAT, read_json
+from ctvr.orchestrator.streams.manifest import FORMAT, Reader, read_json
 from ctvr.orchestrator.streams.stream import SPLITS
 from ctvr.orchestrator.streams.videos import METADATA, STREAM
 from ctvr.orchestrator.video.endings import find_videos
@@ -51,12 +51,7 @@ def import_dataset(folder: Path, out: Path | None, name: str | None = None) -> t
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder", "folder", remedy="Give the one that contains train/ and test/.")
     about = _about(folder)
-    try:
-        collected = _Collected({each["name"]: list(each["categories"]) for each in about.get("tasks", [])})
-    except (KeyError, TypeError) as error:
-        raise ConfigError(
-            f"tasks: {error} is missing or of another kind", folder / STREAM, remedy="Export it again."
-        ) from error
+    collected = _Collected({each["name"]: list(each["categories"]) for each in about.get("tasks", [])})
     more: Row = {}
     notes: list[str] = []
     videos = folder.resolve()
@@ -81,7 +76,7 @@ def import_dataset(folder: Path, out: Path | None, name: str | None = None) -> t
     notes = notes if more else _left_out(folder, {video.path for video, _, _ in collected.items})
     manifest: Manifest = {
         "format": FORMAT,
-        "name": name or str(about.get("name") or folder.resolve().name),
+        "name": name or about.get("name") or folder.resolve().name,
         "protocol": about.get("protocol", "ctvr"),
         "paper": about.get("paper"),
         "settings": about.get("settings", {}),
@@ -89,12 +84,7 @@ def import_dataset(folder: Path, out: Path | None, name: str | None = None) -> t
         **more,
         "tasks": collected.tasks_in_order(),
     }
-    text = check_and_write(manifest, str(folder), videos, out)
-    digest = about.get("digest")
-    if digest and digest not in text:
-        raise ConfigError(
-            f"is not the stream whose digest {STREAM} names", folder, remedy="Export it again, or remove the file."
-        )
+    text = check_and_write(manifest, str(folder), videos, out, about.get("digest"))
     known = {STREAM, METADATA, "metadata.csv", *OF_DATASETS}
     unread = [name for name in FolderFiles(folder).unread() if name not in known]
     return manifest, "\n".join([text, *notes, *say_unread(unread)])
@@ -112,9 +102,25 @@ def _left_out(folder: Path, read: set[str]) -> list[str]:
 
 
 def _about(folder: Path) -> Row:
-    about = read_json(folder / STREAM) if (folder / STREAM).is_file() else {}
+    """Return the fields of `stream.json`, whose types are checked; empty without the file."""
+    file = folder / STREAM
+    if not file.is_file():
+        return {}
+    reader, about = Reader(str(file)), read_json(file)
     if not isinstance(about, dict):
-        raise ConfigError("is not an object", folder / STREAM, remedy="Remove the file, or export the stream again.")
+        reader.fail("", "is not an object", "Remove the file, or export the stream again.")
+    for name in ("name", "protocol", "digest"):
+        if name in about:
+            reader.text(about[name], name)
+    names = Counter[str]()
+    for number, task in enumerate(reader.array(about.get("tasks", []), "tasks"), start=1):
+        place = f"task no. {number}"
+        reader.object(task, place, ("name", "categories"))
+        names[reader.text(task["name"], f"{place}: name")] += 1
+        for category in reader.array(task["categories"], f"{place}: categories"):
+            reader.text(category, f"{place}: categories")
+    if twice := [name for name, count in names.items() if count > 1]:
+        reader.fail("tasks", f"{twice[0]!r} occurs twice", "Give each task its own name.")
     return about
 
 

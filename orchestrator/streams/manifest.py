@@ -80,7 +80,7 @@ def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     raise ValueError(f"key {repeated[0]!r:.60} occurs twice in one object")
 
 
-class _Reader:
+class Reader:
     """Validates plain values and returns them. Error messages are one line: source, place, problem, remedy."""
 
     def __init__(self, source: str) -> None:
@@ -164,7 +164,7 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
     Raises:
         ConfigError: at the first error; the message gives source, task, item, field and remedy.
     """
-    reader = _Reader(source)
+    reader = Reader(source)
     top = reader.object(
         data,
         "",
@@ -208,13 +208,13 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
     )
 
 
-def _stream_name(reader: _Reader, value: Any) -> str:
+def _stream_name(reader: Reader, value: Any) -> str:
     """Return the stream's name, which must be usable as a folder's name."""
     check_name(reader.text(value, "name"), f"{reader.source}: name")
     return str(value)
 
 
-def _text_features(reader: _Reader, value: Any, videos: Path) -> str | None:
+def _text_features(reader: Reader, value: Any, videos: Path) -> str | None:
     if value is None:
         return None
     file = videos / reader.path(value, "text_features")
@@ -225,7 +225,7 @@ def _text_features(reader: _Reader, value: Any, videos: Path) -> str | None:
     return str(file)
 
 
-def _parse_settings(reader: _Reader, value: Any) -> dict[str, Any]:
+def _parse_settings(reader: Reader, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         reader.fail("settings", f"is {_kind(value)}, not an object", 'Write {"data.num_frames": 12}.')
     for name, setting in value.items():
@@ -236,7 +236,7 @@ def _parse_settings(reader: _Reader, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def _parse_task(reader: _Reader, value: Any, number: int, place: Callable[[str], str], protocol: str) -> StreamTask:
+def _parse_task(reader: Reader, value: Any, number: int, place: Callable[[str], str], protocol: str) -> StreamTask:
     task = reader.object(value, f"task no. {number}", ("name", "categories", "train", "test"), ("val",))
     name = reader.text(task["name"], f"task no. {number}: name")
     listed = reader.array(task["categories"], f"{name}: categories")
@@ -256,7 +256,7 @@ def _parse_task(reader: _Reader, value: Any, number: int, place: Callable[[str],
 
 
 def _parse_item(
-    reader: _Reader,
+    reader: Reader,
     value: Any,
     where: str,
     number: int,
@@ -288,7 +288,7 @@ def _parse_item(
     )
 
 
-def _answers(reader: _Reader, item: dict[str, Any], where: str, questions: int) -> tuple[str, ...]:
+def _answers(reader: Reader, item: dict[str, Any], where: str, questions: int) -> tuple[str, ...]:
     if "answers" not in item:
         return ()
     answers = reader.array(item["answers"], f"{where}: answers")
@@ -297,7 +297,7 @@ def _answers(reader: _Reader, item: dict[str, Any], where: str, questions: int) 
     return tuple(reader.text(answer, f"{where}: answers[{n}]") for n, answer in enumerate(answers))
 
 
-def _check_unique(reader: _Reader, tasks: tuple[StreamTask, ...]) -> None:
+def _check_unique(reader: Reader, tasks: tuple[StreamTask, ...]) -> None:
     """Require that every ID is unique in the stream, and that no segment of a file is in two splits."""
     ids: dict[str, tuple[str, str, str]] = {}
     files: dict[tuple[str, Segment | None], tuple[str, str]] = {}
@@ -327,7 +327,7 @@ def _check_unique(reader: _Reader, tasks: tuple[StreamTask, ...]) -> None:
                     reader.fail(where, f"video {item.twin!r} does not exist", "Write the id of a video, or null.")
 
 
-def _check_kinds(reader: _Reader, tasks: tuple[StreamTask, ...], has_images: bool) -> None:
+def _check_kinds(reader: Reader, tasks: tuple[StreamTask, ...], has_images: bool) -> None:
     """Require that all items are of one kind: videos and folders of frames, or arrays (features, images)."""
     items = [item for task in tasks for split in SPLITS for item in getattr(task, split)]
     counted = sum(item.path.endswith(".npy") for item in items)
@@ -341,7 +341,7 @@ def _check_kinds(reader: _Reader, tasks: tuple[StreamTask, ...], has_images: boo
         reader.fail(where, "is a video file, but other videos are features (.npy)", "Put them into separate streams.")
 
 
-def _has_val(reader: _Reader, protocol: str, tasks: tuple[StreamTask, ...]) -> bool:
+def _has_val(reader: Reader, protocol: str, tasks: tuple[StreamTask, ...]) -> bool:
     """Return True if every task has validation videos. Some data sets of the CVLM protocol publish none."""
     without_val = [task.name for task in tasks if not task.val]
     if without_val and len(without_val) < len(tasks) and protocol not in {"cvlm", "ucl", "qa"}:

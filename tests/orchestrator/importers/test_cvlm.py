@@ -170,7 +170,7 @@ def test_lists_may_take_test_videos_from_another_splits_file(tmp_path):
     with refuses("vatex_private_test_without_annotations.json", where="vatex", remedy=True):
         import_cvlm(tmp_path, None, ["vatex"])
     (tmp_path / "vatex" / "test_list.txt").write_text("d\nc\n")
-    manifest, report = import_cvlm(tmp_path, None, ["vatex"])
+    manifest, _ = import_cvlm(tmp_path, None, ["vatex"])
     assert ids(manifest) == {"train": ["a"], "val": ["b"], "test": ["d", "c"]}
     assert "test_list.txt" in manifest["sources"]
     write_vatex(tmp_path, public_test_english=["d", "f"])  # its own file comes first
