@@ -229,7 +229,7 @@ def read_parquet(path: Path) -> Arrays:
         whole.scan_contents(
             columns, batch_size=65_536
         )  # in pieces; a damaged footer raises here, but would abort below
-        _check_declared(whole.metadata, columns, regular.seek(0, io.SEEK_END))
+        check_size(sum(declared_bytes(whole.metadata, columns)), regular.seek(0, io.SEEK_END))
         file = parquet.ParquetFile(regular, read_dictionary=["name"])  # long names may repeat in every line
         for batch in file.iter_batches(batch_size=4096, columns=columns):
             cells = [batch.column(batch.schema.get_field_index(column)) for column in columns]
@@ -271,15 +271,17 @@ def _is_list(kind: Any, types: Any) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def _check_declared(metadata: Any, columns: Iterable[str], size: int) -> None:
-    """Compare the number of values that a footer declares with the file size, as repeated values are stored once."""
-    declared = 0
+def declared_bytes(metadata: Any, columns: Iterable[str]) -> list[int]:
+    """Return the bytes of the columns of each row group as a footer declares them, at least 8 for each value.
+
+    Repeated values are stored once, but each needs memory.
+    """
     paths = [metadata.schema.column(place).path.partition(".")[0] for place in range(metadata.num_columns)]
+    places, found = [place for place, path in enumerate(paths) if path in columns], []
     for group in range(metadata.num_row_groups):
-        for place in [place for place, path in enumerate(paths) if path in columns]:
-            chunk = metadata.row_group(group).column(place)
-            declared += max(8 * chunk.num_values, chunk.total_uncompressed_size)
-    check_size(declared, size)
+        chunks = [metadata.row_group(group).column(place) for place in places]
+        found.append(sum(max(8 * chunk.num_values, chunk.total_uncompressed_size) for chunk in chunks))
+    return found
 
 
 def _numbers(cell: Any, where: str) -> np.ndarray:

@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ctvr.orchestrator.data.array_files import check_tar_end, open_tar
+from ctvr.orchestrator.data.array_files import check_tar_end, declared_bytes, open_tar
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.importers import arrow_size
 from ctvr.orchestrator.text_files import open_regular
 from ctvr.orchestrator.video.endings import is_video_name
 
 MEDIA = ("video", "mp4", "file", "bytes")  # columns of bytes, most likely first
 NAMES = ("file_name", "video_file_name", "video_path", "path", "filename", "video", "video_id")
 TAKEN = ("captions", "caption", "text", "sentence", "task", "category", "start", "end", "video_id", "split", "twin")
-ROWS = 16  # rows read at a time; a video may have 100 MB
-_END = b"\xff\xff\xff\xff\0\0\0\0"  # marks the end of an Arrow stream
+SPARE, RATIO = 64 << 20, 20  # maximum ratio of bytes unpacked to bytes read; a decompression bomb has a higher one
+MOST_ROWS, BATCH = 1024, 128 << 20  # rows and bytes read at a time
+_FILE, _END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"  # at both ends of an Arrow file, at the end of a stream
 VIDEO, _TEXTS = "of a video", (".txt", ".json")  # kinds of members of a .tar
 
 
@@ -45,7 +47,11 @@ def _parquet(file: Path) -> Iterator[dict[str, Any]]:
 
     with parquet.ParquetFile(file) as opened:
         columns = _Columns(file, opened.schema_arrow)
-        for batch in opened.iter_batches(batch_size=ROWS, columns=columns.wanted):
+        sizes = declared_bytes(opened.metadata, columns.wanted)
+        _require_size(file, sum(sizes))
+        # No value is larger than its row group, also where repeated ones are stored once
+        rows = max(1, min(MOST_ROWS, BATCH // max([1, *sizes])))
+        for batch in opened.iter_batches(batch_size=rows, columns=columns.wanted):
             yield from columns.rows(batch)
 
 
@@ -53,22 +59,29 @@ def _arrow(file: Path) -> Iterator[dict[str, Any]]:
     import pyarrow as arrow
 
     with arrow.memory_map(str(file)) as source:
-        opened: Any
-        if source.read(6) == b"ARROW1":  # text type of pandas and polars
-            opened = arrow.ipc.open_file(source)
-            batches = map(opened.get_batch, range(opened.num_record_batches))
-        else:
-            source.seek(source.size() - len(_END))
-            if source.read() != _END:
-                raise ValueError("it is cut short")
-            source.seek(0)
-            batches = opened = arrow.ipc.open_stream(source)
+        is_file = source.read(len(_FILE)) == _FILE  # text type of pandas and polars: a stream and its index
+        end = _FILE if is_file else _END
+        source.seek(source.size() - len(end))
+        if source.read() != end:
+            raise ValueError("it is cut short")
+        start = 8 if is_file else 0
+        source.seek(start)
+        _require_size(file, arrow_size.declared_bytes(source))
+        source.seek(start)
+        opened: Any = arrow.ipc.open_stream(source)
         columns = _Columns(file, opened.schema)
-        for whole in batches:
+        for whole in opened:
             batch = whole.select(columns.wanted)
             batch.validate(full=True)  # a damaged file would be read beyond its end
-            for start in range(0, len(batch), ROWS):
-                yield from columns.rows(batch.slice(start, ROWS))
+            yield from columns.rows(batch)
+
+
+def _require_size(file: Path, declared: int) -> None:
+    """Refuse a decompression bomb before it is unpacked."""
+    size = file.stat().st_size
+    if declared > SPARE + RATIO * size:
+        fault = f"declares {declared >> 20} MB in {size / (1 << 20):.3g} MB, more than {RATIO} times as much"
+        raise ConfigError(fault, file, remedy="Check where it comes from.")
 
 
 class _Columns:
@@ -76,10 +89,12 @@ class _Columns:
 
     def __init__(self, file: Path, schema: Any) -> None:
         self.media, self.name = _media(file, schema), next((n for n in NAMES if _is_name(schema, n)), None)
-        self.wanted = [each for each in dict.fromkeys((*TAKEN, self.media, self.name)) if each in schema.names]
+        names = [*TAKEN, *(each for each in (self.media, self.name) if each)]
+        self.wanted = [each for each in dict.fromkeys(names) if each in schema.names]
 
     def rows(self, batch: Any) -> Iterator[dict[str, Any]]:
-        for row in batch.to_pylist():
+        for place in range(len(batch)):
+            (row,) = batch.slice(place, 1).to_pylist()  # Python's copies of all values may not fit in memory
             value = row.get(self.media) if self.media else None
             path = row.get(self.name) if self.name and self.name != self.media else None
             if isinstance(value, Mapping):

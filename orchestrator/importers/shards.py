@@ -17,13 +17,12 @@ from ctvr.orchestrator.digests import digest_file
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import VideoFolder
 from ctvr.orchestrator.importers.cells import SPLIT_WORDS
-from ctvr.orchestrator.importers.shard_files import NAMES, READERS, read_shard
+from ctvr.orchestrator.importers.shard_files import NAMES, RATIO, READERS, SPARE, read_shard
 from ctvr.orchestrator.importers.video_ids import File
 from ctvr.orchestrator.output_dir import write_in_runs
 from ctvr.orchestrator.streams.manifest import read_json
 from ctvr.orchestrator.streams.videos import VIDEO_SUFFIXES
 
-SPARE, RATIO = 64 << 20, 20  # maximum ratio of bytes written to bytes read; a decompression bomb has a higher one
 _WORD = re.compile("|".join(rf"(?<![a-z]){word}(?![a-z])" for word in SPLIT_WORDS))
 _NUMBERS = re.compile(r"-\d+-of-\d+.*$|[-_]?\d+$")
 _COUNT = re.compile(r"-(\d+)-of-(\d+)(\.\w+)$")

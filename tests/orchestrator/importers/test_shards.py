@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from ctvr.orchestrator.data.arrays import read_arrays, write_arrays
+from ctvr.orchestrator.importers import shard_files
+from ctvr.orchestrator.importers.arrow_size import declared_bytes
 from ctvr.orchestrator.importers.hf_dataset import import_dataset
 from tests.refusing import refuses
 
@@ -195,3 +197,43 @@ def test_videos_of_one_name_are_one_video_only_with_equal_bytes(tmp_path):
     tar(folder / "test.tar", cls2_of_0001__mp4="2", cls2_of_0001__txt="text 4")
     with refuses("cls2/0001.mp4", remedy=True):
         import_dataset(folder, None)
+
+
+@pytest.mark.parametrize("form", ["parquet", "stream", "file"])
+@pytest.mark.parametrize("is_bomb", [False, True])
+def test_a_shard_is_refused_before_it_is_unpacked(tmp_path, monkeypatch, form, is_bomb):
+    """Its videos are zeros, which zstd compresses a thousandfold."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(shard_files, "SPARE", 1 << 20)
+    for split in ("train", "test"):
+        content = bytes(1 << 18) if is_bomb or split == "test" else os.urandom(1 << 18)
+        names = [f"{split}{n}.mp4" for n in range(2 if split == "test" else 9)]
+        table = arrow.table({"video": [content] * len(names), "path": names, "caption": names})
+        if form == "parquet":
+            parquet.write_table(table, tmp_path / f"{split}.parquet", compression="zstd", use_dictionary=False)
+        else:
+            new = arrow.ipc.new_stream if form == "stream" else arrow.ipc.new_file
+            zstd = arrow.ipc.IpcWriteOptions(compression="zstd")
+            with new(str(tmp_path / f"{split}.arrow"), table.schema, options=zstd) as writer:
+                writer.write_table(table)
+    if is_bomb:
+        with refuses("20", where=f"train.{'parquet' if form == 'parquet' else 'arrow'}", remedy=True):
+            import_dataset(tmp_path, None)
+    else:
+        assert {split: len(found) for split, found in found_in(tmp_path).items()} == {"train": 9, "test": 2}
+
+
+def test_the_size_of_an_arrow_stream_is_that_of_its_decompressed_buffers(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    words = arrow.array(["a", "b", "a", None]).dictionary_encode()
+    table = arrow.table({"words": words, "zeros": arrow.array([bytes(4096)] * 4), "nothing": arrow.nulls(4)})
+    for compression in (None, "zstd", "lz4"):
+        options = arrow.ipc.IpcWriteOptions(compression=compression)
+        with arrow.ipc.new_stream(str(tmp_path / "t.arrow"), table.schema, options=options) as writer:
+            writer.write_table(table)
+        with arrow.memory_map(str(tmp_path / "t.arrow")) as source:
+            found = declared_bytes(source)
+        (batch,) = table.to_batches()
+        columns = batch["zeros"], batch["words"].indices
+        buffers = sum(len(each) for column in columns for each in column.buffers() if each)
+        assert buffers <= found <= buffers + 512  # rows, padding and the dictionary
