@@ -32,6 +32,7 @@ _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", 
 _AVERAGED = re.compile(r"(^|[._])(ema|shadow|avg|averaged?|swa|teacher|momentum|target|m)([._]|$)")
 # In OpenAI's archives; buffers of transformers, of old versions of open_clip and of torch's averages
 _NO_WEIGHTS = re.compile(r"(^|\.)(input_resolution|context_length|vocab_size|attn_mask|position_ids|n_averaged)$")
+_ADAPTER = "holds an adapter (LoRA). Merge it into its base model, and give the whole weights."
 _OF_TEXT = ("transformer.", "token_embedding.", "positional_embedding", "ln_final.", "text_projection")
 
 
@@ -45,7 +46,7 @@ def files_of(path: Path) -> list[Path]:
     if path.is_dir():
         found = next((path / name for name in OF_A_FOLDER if (path / name).is_file()), None)
         if found is None:
-            raise ValueError(f"{path}: the folder holds none of {', '.join(OF_A_FOLDER)}. Name the file itself.")
+            raise ValueError(f"{path}: {_why_none(path)}")
         path = found
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such weights file. Give the path of a .safetensors or .pt file.")
@@ -67,6 +68,20 @@ def files_of(path: Path) -> list[Path]:
     if missing := [file for file in files if not file.is_file()]:
         raise FileNotFoundError(f"{missing[0]}: no such weights file; {path.name} names it.")
     return files
+
+
+def _why_none(folder: Path) -> str:
+    if (folder / "adapter_config.json").is_file():
+        return f"the folder {_ADAPTER}"
+    if parts := sorted(file.name for file in folder.iterdir() if _part_of(file.name)):
+        return f"the folder holds {parts[0]} without an index. Fetch {OF_A_FOLDER[2]}."
+    return f"the folder holds none of {', '.join(OF_A_FOLDER)}. Name the file itself."
+
+
+def _part_of(name: str) -> re.Match[str] | None:
+    """Match the name of one of several files of weights."""
+    match = re.search(r"-(\d+)-of-(\d+)\.(safetensors|bin|pt)$", name)
+    return match if match and int(match[2]) > 1 else None
 
 
 def read_checkpoint(path: Path, sha256: str = "", roots: tuple[str, ...] = ROOTS) -> dict[str, Tensor]:
@@ -193,7 +208,7 @@ def check(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: obj
     if missing or unknown:
         raise ValueError(
             f"{source}: does not fit {name}: {_counted(missing, 'missing')}; {_counted(unknown, 'unknown')}. "
-            f"{_remedy_of_names(missing, unknown, wanted)}"
+            f"{_remedy_of_names(missing, unknown, wanted, source)}"
         )
     if other := [each for each in found if found[each].shape != wanted[each].shape]:
         theirs, ours = tuple(found[other[0]].shape), tuple(wanted[other[0]].shape)
@@ -214,9 +229,11 @@ def _counted(names: list[str], what: str) -> str:
     return f"{len(names)} tensor{'s are' if len(names) > 1 else ' is'} {what}, such as {names[0]}"
 
 
-def _remedy_of_names(missing: list[str], unknown: list[str], wanted: Mapping[str, Tensor]) -> str:
+def _remedy_of_names(missing: list[str], unknown: list[str], wanted: Mapping[str, Tensor], source: object) -> str:
     if any("lora_" in each for each in unknown):
-        return "It holds an adapter (LoRA). Merge it into its base model, and give the whole weights."
+        return f"It {_ADAPTER}"
+    if part := _part_of(str(source)):
+        return f"It is part {int(part[1])} of {int(part[2])}. Give the folder of all parts, or their .index.json."
     tower = {each for each in wanted if each.startswith("visual.")}
     if not unknown and tower and tower.isdisjoint(missing):
         return "It holds the image tower without a whole text tower. Give weights of both."

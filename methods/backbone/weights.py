@@ -103,8 +103,10 @@ def _damaged(file: Path, reason: str) -> str:
     with file.open("rb") as opened:
         head = opened.read(64)
     is_named_so, start = file.suffix == ".safetensors", head.lstrip()
-    if head[8:9] == b"{" and not is_named_so:
-        return f"{file}: is a .safetensors file, whatever its name. Rename it to {file.stem}.safetensors."
+    if head[8:9] == b"{":  # 8 bytes of length, which may be any characters, and JSON
+        if not is_named_so:
+            return f"{file}: is a .safetensors file, whatever its name. Rename it to {file.stem}.safetensors."
+        return f"{file}: damaged ({reason}). Fetch it again, or give a .safetensors or .pt file."
     if head.startswith(b"PK\x03\x04") and is_named_so:
         return f"{file}: is a file of torch.save, whatever its name. Rename it to {file.stem}.pt."
     if not start:

@@ -229,6 +229,16 @@ def test_a_folder_without_weights_says_what_is_looked_for(tmp_path):
     refused(lambda: files_of(tmp_path), "the folder holds none of model.safetensors", kind=ValueError)
 
 
+def test_a_part_of_a_checkpoint_and_an_adapters_folder_are_called_so(tmp_path, state):
+    folder = in_shards(tmp_path / "shards", halves(state)).parent
+    part = folder / "model-00001-of-00002.safetensors"
+    refused(lambda: fitted(read_checkpoint(part), state, part, "it"), "part 1 of 2", "index.json", kind=ValueError)
+    (folder / "model.safetensors.index.json").unlink()
+    refused(lambda: files_of(folder), part.name, "model.safetensors.index.json", kind=ValueError)
+    (folder / "adapter_config.json").write_text("{}")
+    refused(lambda: files_of(folder), "holds an adapter (LoRA)", kind=ValueError)
+
+
 @pytest.mark.parametrize("name", ["w.safetensors", "w.pt", "w.pth.tar", "w.ckpt", "pytorch_model.bin.2", "a/b", "~/x"])
 def test_a_path_is_recognised_as_a_file(name):
     assert is_path(name)

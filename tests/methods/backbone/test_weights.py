@@ -172,6 +172,15 @@ def test_without_landlock_no_pickle_is_read(tmp_path, monkeypatch):
         read_arrays(tmp_path / "w.pt")
 
 
+@pytest.mark.parametrize("length", [ord("<"), ord("\n"), 0x8B1F, 0x685A42, 0x04034B50])  # starts of other files
+def test_a_safetensors_is_judged_by_its_header_not_by_the_bytes_of_its_length(tmp_path, length):
+    header = b'{"a":{"dtype":"Q9","shape":[1],"data_offsets":[0,4]}}'
+    (tmp_path / "w.safetensors").write_bytes(length.to_bytes(8, "little") + header.ljust(min(length, 99)) + bytes(4))
+    with pytest.raises(ValueError, match=r"w\.safetensors: damaged \(") as caught:
+        read_weights(tmp_path / "w.safetensors", "")
+    assert not [each for each in ("web page", "compressed", "torch.save", "empty") if each in str(caught.value)]
+
+
 @pytest.mark.slow
 def test_a_file_under_another_ending_says_what_to_rename(tmp_path):
     save_file({"a": torch.ones(2)}, tmp_path / "a.pt")
