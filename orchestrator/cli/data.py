@@ -28,7 +28,7 @@ def add_streams(commands: Any) -> None:
     importer.add_argument(
         "kind",
         metavar="KIND",
-        help="importer: msrvtt, actnet, cvlm, cifar-10, cifar-100, tiny-imagenet, csv, features or hf",
+        help="importer: msrvtt, actnet, cvlm, cifar-10, cifar-100, tiny-imagenet, msrvtt-qa, csv, features or hf",
     )
     importer.add_argument(
         "files",

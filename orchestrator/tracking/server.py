@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 log = logging.getLogger(__name__)
+_DATABRICKS = ("databricks", "databricks-uc")
+_DRIVERS = {
+    "psycopg": "'psycopg[binary]'",
+    "psycopg2": "psycopg2-binary",
+    "MySQLdb": "mysqlclient",
+}  # module -> package
 
 MOUNT = "Mount it with flock (Lustre) or local_lock=all (NFS), or choose a folder on another disk with --runs."
 
@@ -79,6 +85,12 @@ def check(uri: str, timeout: int = 5, writes: bool = True) -> None:
         if writes:
             _older_revision(file)
         return
+    if uri in _DATABRICKS:
+        raise ConfigError(
+            "is a Databricks workspace, not a server that ctvr can use",
+            f"tracking {uri}",
+            remedy="Give an MLflow server in MLFLOW_TRACKING_URI, or unset it to record in the runs folder.",
+        )
     if "://" not in uri or uri.startswith("file:"):
         raise ConfigError(
             "MLflow refuses plain folders",
@@ -204,6 +216,8 @@ def reason(error: Exception) -> str:
 
 def _remedy(error: Exception, uri: str) -> str:
     text, host = str(error), urlsplit(uri).hostname
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"Install the driver of this database: pip install {_DRIVERS.get(error.name, error.name)}"
     if "Invalid Host header" in text:
         return "Start the server with --allowed-hosts NAME, or use its IP address"
     status = re.search(r"(?<![\w:=./-])40[13](?!\w)", text)  # not a port or an address

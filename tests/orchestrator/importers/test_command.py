@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from ctvr.orchestrator.cli.main import main
 from ctvr.orchestrator.importers.command import KINDS, import_stream
 from ctvr.orchestrator.importers.cvlm import PUBLISHED
 from ctvr.orchestrator.streams.load import load_stream
@@ -114,3 +115,10 @@ def test_a_wrong_word_is_named(words, five, monkeypatch, kind, change, videos, n
     given = {"folder": "."} if change is None else {**words, **change}
     with refuses(where, *values.split()):
         import_stream(kind, given, None if videos is None else Path(videos), five, name)
+
+
+def test_the_help_of_the_command_lists_every_kind(capsys):
+    with pytest.raises(SystemExit):
+        main(["streams", "import", "--help"])
+    words = capsys.readouterr().out.replace(",", " ").split()
+    assert set(KINDS) <= set(words)

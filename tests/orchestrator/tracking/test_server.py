@@ -50,6 +50,18 @@ def test_a_folder_of_files_is_refused_with_the_sqlite_form():
         check("/tmp/mlruns")
 
 
+@pytest.mark.parametrize("uri", ["databricks", "databricks-uc"])
+def test_a_databricks_workspace_is_not_called_a_folder(uri):
+    with refuses("Databricks", where=f"tracking {uri}", remedy=True) as caught:
+        check(uri)
+    assert "sqlite" not in str(caught.value)
+
+
+def test_the_driver_of_a_database_is_named_as_its_package():
+    missing = ModuleNotFoundError("No module named 'psycopg2'", name="psycopg2")
+    assert "pip install psycopg2-binary" in server._remedy(missing, "postgresql+psycopg2://h/x")
+
+
 def test_the_ui_listens_on_this_machine_and_refuses_what_cannot_work(tmp_path, free_port):
     uri, port = f"sqlite:///{tmp_path}/mlflow.db", free_port
     command = ui_command(uri, port=port)
