@@ -26,6 +26,7 @@ MAY = {
     "report": "scipy",
     "runs": "",
     "runs show": "",
+    "streams check": "",
     "explain": "torch",  # whether the key is the same today
     "search": "torch open_clip torchvision",
 }
@@ -78,6 +79,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         "report": ["report", "small"],
         "search": ["search", "a red circle", "--model", "zero_shot"],
         "runs": ["runs"],
+        "streams check": ["streams", "check", str(manifest)],
         "runs show": ["runs", "show", "zero_shot"],
     }
     first = {name: given(folder, made[name]) for name in ("run", "table", "report")}

@@ -69,7 +69,7 @@ class StreamData:
         device: torch.device,
     ) -> None:
         self.stream, self.frames, self.config, self.device = stream, frames, config, device
-        self._tokenize, self._threads = tokenize, num_prefetch_threads(config.prefetch_threads, device)
+        self.tokenizer, self._threads = tokenize, num_prefetch_threads(config.prefetch_threads, device)
         self._mean = torch.tensor(mean, device=device).view(3, 1, 1)
         self._std = torch.tensor(std, device=device).view(3, 1, 1)
         self._index()
@@ -240,7 +240,7 @@ class StreamData:
 
     def tokens(self, captions: list[str]) -> Tensor:
         """Return captions (N, L) int64, truncated to `data.max_tokens` with the end-of-text token kept."""
-        return cut_tokens(self._tokenize(captions), self.config.max_tokens)
+        return cut_tokens(self.tokenizer(captions), self.config.max_tokens)
 
     def _read(self, items: Sequence[Item], is_augmented: bool, drawn: tuple[object, ...] | None = None) -> Tensor:
         """Return raw frames (B, T, H, W, 3) uint8, or tokens (B, T, N, D) float, on the CPU.

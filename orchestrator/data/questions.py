@@ -44,9 +44,9 @@ class QuestionData(StreamData):
 
     def answer_ids(self, answers: Sequence[str]) -> Tensor:
         """Return ids (N, A) int64 of answers: start, word pieces, end and zeros, at most `LONGEST`."""
-        if isinstance(self._tokenize, WordPieces):
-            return self._tokenize.answers(answers, LONGEST)
-        return self._tokenize(list(answers))[:, :LONGEST]
+        if isinstance(self.tokenizer, WordPieces):
+            return self.tokenizer.answers(answers, LONGEST)
+        return self.tokenizer(list(answers))[:, :LONGEST]
 
     def candidates(self, tasks: Sequence[int]) -> tuple[str, ...]:
         """Return the distinct training answers of `tasks`, most common first; ties in the order of occurrence."""

@@ -16,7 +16,15 @@ from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError, CtvrError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.jobs.finished import FINISHED, question_of
-from ctvr.orchestrator.jobs.run_text import next_text, result_text, runs_option, start_text, time_left, warning_of
+from ctvr.orchestrator.jobs.run_text import (
+    captions_text,
+    next_text,
+    result_text,
+    runs_option,
+    start_text,
+    time_left,
+    warning_of,
+)
 from ctvr.orchestrator.learning.record.run_state import RunState
 from ctvr.orchestrator.learning.run.execute import check_streams, execute
 from ctvr.orchestrator.learning.run.factory import check_backbone
@@ -104,7 +112,7 @@ def train(
     took: list[float] = []
 
     def ready(*context: Any) -> None:  # checks the combination of settings: a mistake is reported in one line
-        say(started)
+        say("\n".join([started, *captions_text(context[2])]))
         recorder.ready(*context)
 
     def report_task(task: Task, record: RunState, seconds: float) -> None:

@@ -16,6 +16,7 @@ from ctvr.orchestrator.streams.metric_names import GAIN
 from ctvr.orchestrator.streams.stream import Stream
 
 if TYPE_CHECKING:
+    from ctvr.orchestrator.data.batches import StreamData
     from ctvr.orchestrator.settings.experiment import Experiment
     from ctvr.orchestrator.tracking.tracker import Tracker
 
@@ -55,6 +56,13 @@ def start_text(
         lines += _wrapped("memory", memory_text(tracker, experiment))
     lines += _wrapped("written", [place])
     return "\n".join(lines)
+
+
+def captions_text(data: StreamData) -> list[str]:
+    """Return the lines of a run's start on captions that its text tower truncates."""
+    from ctvr.orchestrator.data.caption_cuts import describe_cuts  # needs torch
+
+    return _wrapped("captions", describe_cuts(data))
 
 
 def slow_precision(device: str, precision: str) -> list[str]:

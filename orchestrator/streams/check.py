@@ -3,50 +3,86 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from ctvr.orchestrator.streams.captions import MISSING, correct_encoding, decode_entities
+from ctvr.orchestrator.streams.clip_tokens import PLACES, clip_tokenizer
 from ctvr.orchestrator.streams.stream import Item, Stream, iter_items
 from ctvr.orchestrator.streams.videos import check_videos
 
+Reader = Callable[[list[str]], list[tuple[Hashable, bool]]]
+SPARE = 3  # tokens of a caption beyond one for each ASCII character: both ends, and a first blank
+
 
 def check_stream(stream: Stream) -> str:
-    """Report missing videos, captions of several videos in a gallery, and files of several items."""
+    """Report missing videos, captions of several videos in a gallery, files of several items, and cut captions."""
     lines = [check_videos(stream)]
     if stream.domain != "images":
         lines += [*_same_files(stream), *_films_of_both_sides(stream), *_odd_captions(stream)]
     if stream.domain == "videos":
         lines += _shared_captions(stream)
+        if not stream.text_features:
+            lines += report_cuts(stream, clip_tokenizer().read, PLACES)
     return "\n".join(lines)
 
 
 def _shared_captions(stream: Stream) -> Iterator[str]:
-    """Report the highest R@1 that the captions allow: a caption of n videos can rank only one of them first.
+    """Report the highest R@k that the captions allow: a caption of n videos can rank only k of them among the first k.
 
-    Captions are compared without regard to letter case and spaces, as in a tokenizer. The gallery contains the
-    test videos of all tasks; in the protocol cvlm, those of the caption's task.
+    Captions are equal if CLIP's text towers get equal tokens, or, in a stream with features of texts, if their texts
+    are. The gallery contains the test videos of all tasks; in the protocol cvlm, those of the caption's task.
     """
+    read: Callable[[str], Hashable] = str if stream.text_features else clip_tokenizer().within
     parts = [task.test for task in stream.tasks]
     galleries = parts if stream.protocol == "cvlm" else [tuple(item for part in parts for item in part)]
-    shared = hits = total = 0
+    shared = total = 0
+    hits = Counter[int]()  # k -> captions that can find their video among the first k
     example, most = "", 1
     for gallery in galleries:
-        videos: dict[str, Counter[str]] = defaultdict(Counter)  # caption -> how often each video has it
+        videos: dict[Hashable, Counter[str]] = defaultdict(Counter)  # tokens -> how often each video has them
+        texts: dict[Hashable, str] = {}
         for item in gallery:
             for caption in item.captions:
-                videos[" ".join(caption.lower().split())][item.video] += 1
-        for caption, counts in videos.items():
+                tokens: Hashable = read(caption)
+                videos[tokens][item.video] += 1
+                texts.setdefault(tokens, caption)
+        for tokens, counts in videos.items():
             total += counts.total()
-            hits += max(counts.values())
+            for k in (1, 5, 10):
+                hits[k] += sum(count for _, count in counts.most_common(k))
             shared += counts.total() if len(counts) > 1 else 0
             if len(counts) > most:
-                example, most = caption, len(counts)
+                example, most = texts[tokens], len(counts)
     if shared:
         place = "gallery of its task" if stream.protocol == "cvlm" else "gallery"
+        bounds = [f"R@{k} is at most {100 * hits[k] / total:.2f}" for k in hits if hits[k] < total]
         yield (
             f"{shared} of {total} test captions belong to several videos of the {place} ({example[:60]!r} belongs to "
-            f"{most}). Only one of them can rank first, so R@1 is at most {100 * hits / total:.2f}."
+            f"{most}), since their tokens are equal. Only one of them can rank first, so {', '.join(bounds)}."
         )
+
+
+def report_cuts(stream: Stream, read: Reader, places: int) -> Iterator[str]:
+    """Report the captions that a text tower of `places` tokens truncates, and the test captions that become equal.
+
+    Args:
+        read: captions -> for each, what the tower gets, and whether that is truncated.
+    """
+    every = [(text, split, item) for _, split, item in iter_items(stream) for text in item.captions]
+    long = list(dict.fromkeys(text for text, _, _ in every if not text.isascii() or len(text) + SPARE > places))
+    tokens = dict(zip(long, read(long)))
+    cut = [item.video for text, _, item in every if text in tokens and tokens[text][1]]
+    if not cut:
+        return
+    alike: dict[Hashable, Counter[str]] = defaultdict(Counter)  # tokens -> test captions with them, and their numbers
+    for text, split, _ in every:
+        if split == "test" and text in tokens:
+            alike[tokens[text][0]][" ".join(text.lower().split())] += 1
+    equal = sum(texts.total() for texts in alike.values() if len(texts) > 1)
+    yield (
+        f"{len(cut)} of {len(every)} captions are cut at {places} tokens, first one of {cut[0]}; {equal} test "
+        f"caption{'s become' if equal != 1 else ' becomes'} equal."
+    )
 
 
 def _same_files(stream: Stream) -> Iterator[str]:

@@ -158,7 +158,7 @@ def test_captions_are_cut_with_their_end_kept(data):
 def test_a_caption_of_any_length_keeps_its_end_in_the_last_place(data, length, expected):
     """Captions of 5 words between the ends 7 and 9; one token too many is the case that an off-by-one error loses."""
     row = torch.tensor([[7, *[5] * (length - 2), 9, *[0] * (8 - length)]])
-    data.config, data._tokenize = replace(data.config, max_tokens=4), lambda captions: row
+    data.config, data.tokenizer = replace(data.config, max_tokens=4), lambda captions: row
     assert data.tokens([""]).tolist() == [expected + [0] * 4]
 
 

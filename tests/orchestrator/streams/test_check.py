@@ -1,5 +1,6 @@
 """The report of `ctvr streams check`: the highest R@1 that captions allow, compared with a ranking by brute force."""
 
+import dataclasses
 import random
 import re
 from itertools import product
@@ -9,6 +10,7 @@ import pytest
 from ctvr.orchestrator.streams.captions import correct_encoding, decode_entities
 from ctvr.orchestrator.streams.check import check_stream
 from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask
+from tests.refusing import missing_from
 
 
 def stream(galleries: list[list[list[str]]], protocol: str = "ctvr") -> Stream:
@@ -49,12 +51,15 @@ def test_captions_of_one_video_each_bound_nothing() -> None:
     [
         ([[["a dog"], ["a dog"]]], 50.0),
         ([[["a dog"], ["A  DOG "], ["a cat"]]], 66.67),  # as a tokenizer reads them
+        ([[["a dog."], ["a dog ."], ["a cat"]]], 66.67),  # equal tokens of unequal texts
+        ([[["dog " * 75 + "x"], ["dog " * 75 + "y"]]], 50.0),  # the difference is cut
+        ([[["dog " * 74 + "x"], ["dog " * 74 + "y"]]], None),
         ([[["a dog", "a dog"], ["a dog"]]], 66.67),  # the video that has it oftenest comes first
         ([[["a dog"]], [["a dog"]]], 50.0),  # one gallery of all tasks
     ],
 )
 def test_a_caption_of_several_videos_can_find_one_of_them_first(
-    galleries: list[list[list[str]]], wanted: float
+    galleries: list[list[list[str]]], wanted: float | None
 ) -> None:
     assert ceiling(stream(galleries)) == wanted
 
@@ -145,3 +150,18 @@ def test_a_video_with_segments_in_train_and_test_is_named() -> None:
 def test_control_characters_are_counted_and_line_breaks_are_not() -> None:
     report = check_stream(stream([[["a\0b", "x"], ["a\x07b"], ["a\nb"], ["a\u2028b"]]]))
     assert "3 captions contain control characters, such as one of t0v0." in report  # t0v0 trains, too
+
+
+def test_bounds_of_more_ranks_are_those_below_100() -> None:
+    report = check_stream(stream([[["a dog"]] * 12]))
+    assert re.findall(r"R@(\d+) is at most (\d+\.\d+)", report) == [("1", "8.33"), ("5", "41.67"), ("10", "83.33")]
+    assert "R@5" not in check_stream(stream([[["a dog"]] * 5]))
+
+
+def test_cut_captions_and_those_that_become_equal_are_counted() -> None:
+    long = "dog " * 75
+    made = stream([[["short"], [long + "x", "short"], [long + "y"], [long + "y z"], ["cat " * 99]]])
+    line = next(line for line in check_stream(made).splitlines() if "77 tokens" in line)
+    assert missing_from(line, "4 of 7", "t0v1", 3) == []  # t0v0 trains, too
+    assert "77" not in check_stream(stream([[["dog " * 75]]]))
+    assert "77" not in check_stream(dataclasses.replace(made, text_features="features.npz"))
