@@ -13,6 +13,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import Builder, Manifest, empty_task
 from ctvr.orchestrator.importers.cells import SPLIT_WORDS, captions_in, in_order, open_table, read_csv, segment_of
 from ctvr.orchestrator.streams.captions import MISSING
+from ctvr.orchestrator.streams.manifest import Reader
 from ctvr.orchestrator.streams.stream import SPLITS
 
 REQUIRED = ("video", "caption", "split", "task")
@@ -36,7 +37,7 @@ def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = N
     table = Path(table)
     rows = [(line, row, captions, _segment(table, line, row)) for line, row, captions in read_table(table)]
     ids = _ids((row["video"], segment) for _, row, _, segment in rows)
-    builder = Builder(videos, out)
+    builder, reader = Builder(videos, out), Reader(str(table))
     seen: dict[tuple[str, Any], tuple[tuple[str, ...], dict[str, Any]]] = {}
     tasks: dict[str, dict[str, Any]] = {}
     for line, row, captions, segment in rows:
@@ -47,6 +48,8 @@ def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = N
         key = (row["video"], segment)
         if key not in seen:
             item = builder.item(row["video"], row["category"], [], segment) | {"video": ids[key]}
+            reader.path(item["path"], f"line {line}: video")
+            reader.segment(item["segment"], f"line {line}: segment")
             task = tasks.setdefault(row["task"], empty_task())
             if row["category"] not in task["categories"]:
                 task["categories"].append(row["category"])
@@ -101,6 +104,7 @@ def read_table(table: Path) -> Iterator[tuple[int, dict[str, str], list[str]]]:
         ConfigError: if the file or a row is malformed (see `read_csv`), or a caption is missing.
     """
     first = has_category = None
+    reader = Reader(str(table))
     for line, row in read_csv(table, REQUIRED, OPTIONAL):
         first = line if first is None else first
         has_category = bool(row["category"]) if has_category is None else has_category
@@ -112,9 +116,8 @@ def read_table(table: Path) -> Iterator[tuple[int, dict[str, str], list[str]]]:
         if unknown := [name for name in ("video", "category", "split", "task") if row[name] in MISSING]:
             value = f"{unknown[0]} is {row[unknown[0]]!r}"
             raise ConfigError(f"line {line}: {value}, which marks a missing value", table, remedy="Fill it in.")
-        if odd := [name for name in ("video", "category", "task") if not row[name].isprintable()]:
-            value = f"{odd[0]} is {row[odd[0]]!r:.80}, with a character that is not printable"
-            raise ConfigError(f"line {line}: {value}", table, remedy="Use printable characters on one line.")
+        for name in ("video", "category", "task"):
+            reader.text(row[name], f"line {line}: {name} {row[name]!r}")
         yield line, row, captions_in(f"{table}: line {line}", row["caption"])
 
 
