@@ -39,6 +39,8 @@ class VideoFolder:
             raise ConfigError(f"{folder} is not a folder", "videos", remedy="Give the folder that contains the videos.")
         self.files: dict[str, str] = {}
         self.frames: dict[str, str] = {}
+        self.others: dict[str, str] = {}  # name -> a second file of this name, in another folder
+        self.unsure: dict[str, tuple[str, str]] = {}  # found names of several files -> two of them
         for place, folders, names in os.walk(self.folder, followlinks=True):
             inside = os.path.relpath(place, self.folder)
             folders[:] = sorted(folders) if inside.count(os.sep) < DEPTH else []
@@ -48,7 +50,8 @@ class VideoFolder:
                 path = os.path.normpath(os.path.join(inside, name))
                 stems = (video_stem(name), path) if is_video_name(name) else ()
                 for key in (name, *stems):  # a file with exactly the name of an id is used with any extension
-                    self.files.setdefault(key, path)
+                    if os.path.dirname(self.files.setdefault(key, path)) != os.path.dirname(path):
+                        self.others.setdefault(key, path)
         for known in (self.files, self.frames):
             for key, path in list(known.items()):
                 known.setdefault(normalize_name(key), path)
@@ -65,6 +68,8 @@ class VideoFolder:
         for known, key in (*places, (self.files, numbered), (self.frames, numbered)):
             path = known.get(key) or known.get(normalize_name(key))
             if path is not None:
+                if known is self.files and key in self.others:
+                    self.unsure[key] = path, self.others[key]
                 return path, False
         if f"{stem}_1" in self.frames:
             return self.frames[f"{stem}_1"], True
@@ -153,6 +158,13 @@ class Builder:
         if self.out is not None:
             write_manifest(manifest, self.out)
         lines = _report(stream)
+        unsure = [pair for folder in self.folders.values() for pair in folder.unsure.values()]
+        if unsure:
+            first, second = unsure[0]
+            lines.append(
+                f"{len(unsure)} names have files in several folders, such as {first} (used) and {second}. If they are "
+                "different videos, give their paths."
+            )
         if published is not None and not is_published:
             wanted = ", ".join(f"{split} {n}" for split, n in published.items())
             lines.append(f"Not the published stream, which has {wanted}: it is not compared with a paper.")

@@ -5,6 +5,7 @@ import json
 from ctvr.orchestrator.importers.csv_table import import_csv
 from ctvr.orchestrator.streams.load import load_stream
 from tests.orchestrator.importers.benchmark_files import captions, touch, write_rows
+from tests.refusing import missing_from
 
 HEADER = ("video", "caption", "category", "split", "task")
 
@@ -43,3 +44,16 @@ def test_json_lines_are_a_table_and_tasks_keep_the_order_of_their_names(tmp_path
     assert found == [(" a.mp4", ["x", "y"], None), ("b.mp4", ["z [b]"], [0.5, 2.0])]
     assert "missing" not in report
     assert "Tasks:" not in report
+
+
+def test_a_name_of_files_in_two_folders_is_reported_and_a_path_is_not(tmp_path):
+    touch(tmp_path / "a" / "1.mp4", tmp_path / "b" / "1.mp4", tmp_path / "b" / "1.webm", tmp_path / "2.mp4")
+    rows = [("1", "a dog", "c", "train", "1"), ("2", "a cat", "c", "test", "1")]
+    table = write_rows(tmp_path / "t.csv", HEADER, *rows)
+    manifest, report = import_csv(table, tmp_path, None)
+    assert manifest["tasks"][0]["train"][0]["path"] == "a/1.mp4"
+    assert missing_from(report, "a/1.mp4", "b/1.mp4") == []
+    write_rows(table, HEADER, ("b/1.mp4", *rows[0][1:]), rows[1])
+    manifest, report = import_csv(table, tmp_path, None)
+    assert manifest["tasks"][0]["train"][0]["path"] == "b/1.mp4"
+    assert "several folders" not in report
