@@ -244,6 +244,8 @@ class _Collected:
 
     def add(self, split: str, file: Path, line: int, row: Row, video: File) -> None:
         where = f"{file}: line {line}"
+        if odd := [name for name in ("task", "category", "video_id") if isinstance(row.get(name), dict | list)]:
+            raise ConfigError(f"{odd[0]} is not a text or a number", where, str(row[odd[0]])[:40], "Correct it.")
         label = _text(row, "task", "task_01")
         if self.about and label not in self.tasks:
             raise ConfigError(f"task is {label!r}, which {STREAM} does not name", where, remedy="Correct one.")

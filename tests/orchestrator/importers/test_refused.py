@@ -144,6 +144,7 @@ REFUSED: dict[tuple[str, str], list[tuple[Any, str]]] = {
         (ROW | {"file_name": "../../a.mp4"}, "path"),
         ("\n".join([json.dumps(ROW | {"answers": 5})] * 2), ": line 1: answers are not a list"),
         (ROW | {"answers": [5]}, "answers"),
+        *((ROW | {name: ["x"]}, f": line 1: {name} is not a text") for name in ("task", "category", "video_id")),
     ],
     ("dataset", "train/metadata.csv"): [("file_name,caption\nv.mp4,a dog, brown\n", ": line 2: has 3 cells")],
     ("dataset", "metadata.csv"): [("file_name,text\ntrain/a.mp4,x\n", "both describe")],
