@@ -96,7 +96,7 @@ def revision_of(file: Path) -> str | None:
     """Return the revision of a database's schema; None if MLflow has not created all tables, or it cannot be opened.
 
     Raises:
-        ConfigError: if it is no database, or that of another program.
+        ConfigError: if it is not a database, or that of another program.
     """
     if not file.is_file() or not file.stat().st_size:
         return None

@@ -38,7 +38,7 @@ def latest_points(run: Run) -> dict[str, tuple[int, float]]:
 
 
 def schema_revisions() -> tuple[str, frozenset[str]]:
-    """Return the newest revision of the database's schema that the installed MLflow knows, and all of them."""
+    """Return the newest revision of the database's schema of the installed MLflow, and all of them."""
     from alembic.script import ScriptDirectory
     from mlflow.store.db.utils import _get_alembic_config
 
