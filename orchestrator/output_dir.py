@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import tempfile
+import time
 import unicodedata
 from contextlib import suppress
 from pathlib import Path
 
 from ctvr.orchestrator.errors import ConfigError
+
+_KILLED_SECONDS = 3600.0  # no writer of `publish` takes this long
 
 
 def is_name(text: str) -> bool:
@@ -88,7 +92,8 @@ def check_creatable(folder: Path, option: str) -> None:
 
 
 def publish(path: Path, content: bytes) -> Path:
-    """Write a file atomically; if the disk is full, no partial file is left."""
+    """Write a file atomically; if the disk is full, no partial file is left. Remove what killed writers left there."""
+    _remove_unfinished(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(content)
@@ -97,6 +102,15 @@ def publish(path: Path, content: bytes) -> Path:
         with suppress(OSError):
             temporary.unlink()
     return path
+
+
+@functools.cache
+def _remove_unfinished(folder: Path) -> None:
+    """Remove the temporary files of `publish` that are old: their writers were killed, here or on another machine."""
+    with suppress(OSError):
+        for file in folder.glob(".*.tmp"):
+            if re.fullmatch(r"\..+\.\d+\.tmp", file.name) and file.stat().st_mtime < time.time() - _KILLED_SECONDS:
+                file.unlink()
 
 
 def write_in_runs(path: Path, content: bytes) -> None:

@@ -146,7 +146,8 @@ def repeat_command(run: RunRecord, execution: ExecutionConfig) -> str:
 def remove_runs(names: Sequence[str], execution: ExecutionConfig, commits: bool = False, force: bool = False) -> str:
     """Delete records of runs in MLflow, and with `commits` their finished tasks; return what was removed.
 
-    MLflow marks a deleted run, which `mlflow runs restore` brings back. Weights that another run adopted stay.
+    The tasks go first, so that the same command continues after it was killed. MLflow marks a deleted run, which
+    `mlflow runs restore` brings back. Weights that another run adopted stay.
 
     Raises:
         ConfigError: unless `force`, for a run that is running, is the best of a stream, or is part of a sweep.
@@ -162,16 +163,17 @@ def remove_runs(names: Sequence[str], execution: ExecutionConfig, commits: bool 
     gone = {run.run_id for run in found}
     others = [run for run in tracker.find_runs(strict=commits) if run.run_id not in gone]
     shared = keys & {run.tags.get(tag, "") for run in others for tag in ("ctvr.commits", "ctvr.result")}
+    if commits:
+        store = execution.existing_store()
+        for kind, key in product(OF_RUNS, keys - shared):
+            for name in store.list(kind, f"{key}/"):
+                store.delete(kind, name)
     for run in found:
         tracker.delete_run(run.run_id)
     lines = [f"removed {run.name} ({run.run_id[:8]})" for run in found]
     if not commits:
         lines.append("The finished tasks stay in the store, and a repeated run reuses them. --commits removes them.")
         return "\n".join(lines)
-    store = execution.existing_store()
-    for kind, key in product(OF_RUNS, keys - shared):
-        for name in store.list(kind, f"{key}/"):
-            store.delete(kind, name)
     lines.append(f"removed the finished tasks of {len(keys - shared)} runs; `ctvr cache gc --yes` frees their weights")
     if shared:
         lines.append(f"kept the finished tasks of {len(shared)}: other runs use them, too")

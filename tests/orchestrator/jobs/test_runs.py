@@ -12,6 +12,8 @@ from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.explain import explain
 from ctvr.orchestrator.jobs.run import run
 from ctvr.orchestrator.jobs.runs import list_runs, remove_runs, show_run
+from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.tracking.tracker import Tracker
 from tests.refusing import refuses
 
 
@@ -86,6 +88,28 @@ def test_a_run_that_something_holds_is_removed_by_force_only(execution):
     assert len(tracker.find_runs()) == 1
     remove_runs([record.run_id], execution, force=True)
     assert not tracker.find_runs()
+
+
+@pytest.mark.parametrize("step", ["Store.delete", "Tracker.delete_run"])
+def test_a_removal_that_was_killed_is_repeated_to_its_end(execution, monkeypatch, step):
+    (record,) = execution.tracker().find_runs()
+    store, key = execution.existing_store(), record.tags["ctvr.commits"]
+    of, name = {"Store": Store, "Tracker": Tracker}[step.partition(".")[0]], step.partition(".")[2]
+    real, calls = getattr(of, name), []
+
+    def killed_at_the_second_commit(*words):
+        calls.append(words)
+        if of is Tracker or len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*words)
+
+    monkeypatch.setattr(of, name, killed_at_the_second_commit)
+    with pytest.raises(KeyboardInterrupt):
+        remove_runs([record.run_id], execution, commits=True)
+    monkeypatch.undo()
+    remove_runs([record.run_id], execution, commits=True)
+    assert not store.list("commits", f"{key}/")
+    assert not execution.tracker().find_runs()
 
 
 def test_an_unknown_run_or_stream_is_one_line_with_a_suggestion(execution):
