@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import stat
 import tempfile
@@ -17,8 +18,37 @@ import psutil
 
 GRACE_SECONDS = 10.0  # time for processes to exit by themselves
 START_SECONDS = 0.5  # longest wait for programs that are being loaded
+_PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 _HELD = (errno.EWOULDBLOCK, errno.EACCES)  # of flock: another process holds the lock
 _LEASE_SECONDS = 30.0  # a lease without renewal for this long is taken over; the holder renews it every 10 s
+
+
+def count_processors() -> int:
+    """Return how many processors this process may use: those of its affinity, at most the quota of its control group.
+
+    A batch system or a container often grants fewer than the machine has.
+    """
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(allowed, *map(math.ceil, _quotas())))
+
+
+def _quotas() -> Iterator[float]:
+    """Yield the processors that each control group of this process grants (cgroups 2, then 1); the first is 1e9."""
+    yield 1e9
+    groups = {""}
+    with contextlib.suppress(OSError):
+        lines = (_PROC / "self/cgroup").read_text(encoding="utf-8").splitlines()
+        own = [
+            Path(path.lstrip("/")) for _, kind, path in (line.split(":", 2) for line in lines) if "cpuset" not in kind
+        ]
+        groups |= {str(each) for path in own for each in (path, *path.parents)}
+    for group in groups:
+        for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+            folder = _CGROUP / group if len(files) == 1 else _CGROUP / "cpu" / group
+            with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # no such file, or "max": no limit
+                quota, period = map(float, " ".join((folder / file).read_text() for file in files).split())
+                if quota > 0:
+                    yield quota / period
 
 
 def is_alive(process: psutil.Process) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ctvr.orchestrator.doctor.findings import Finding, Level, listed
 from ctvr.orchestrator.on_ray.memory import free_memory, trials_in_memory
+from ctvr.orchestrator.processes import count_processors
 from ctvr.sandbox.isolate import FAULT, REMEDY, is_permitted
 from ctvr.sandbox.restrict import landlock
 
@@ -104,7 +105,7 @@ def sandboxing() -> Iterator[Finding]:
 
 def machine(worker: int = 0) -> Iterator[Finding]:
     """Check processors and memory. `worker`: memory of a CPU worker in bytes (on_ray/memory.py); 0: unknown."""
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    processors = count_processors()
     free = free_memory()
     text = f"{processors} processors" + ("" if free is None else f", {free / 1e9:.1f} GB of memory free")
     if free is not None and free < LOW_MEMORY:

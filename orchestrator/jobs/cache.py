@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.learning.run.factory import load_clip
 from ctvr.orchestrator.learning.run.featurize import Featurize, featurize_here, featurize_stream
+from ctvr.orchestrator.processes import count_processors
 from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.store.gc import DAY, Garbage, by_kind, find_garbage, find_weights, remove_garbage
 from ctvr.orchestrator.store.store import Size, Store, size_of
@@ -73,7 +73,7 @@ def build_cache(
 
     if not (on_cluster or execution.address):
         here = featurize_here(experiment.settings, places) if features else None
-        return build(lambda each: each.decode_missing, os.cpu_count() or 1, here)
+        return build(lambda each: each.decode_missing, count_processors(), here)
     from ctvr.orchestrator.on_ray.capacity import choose_gpus
     from ctvr.orchestrator.on_ray.connection import cluster
     from ctvr.orchestrator.on_ray.decode import decode_on_nodes

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 from ctvr.orchestrator.console import printable, say
 from ctvr.orchestrator.errors import ConfigError, VideoError
 from ctvr.orchestrator.output_dir import publish
+from ctvr.orchestrator.processes import count_processors
 from ctvr.orchestrator.video.container import CUT
 from ctvr.orchestrator.video.endings import VIDEO_SUFFIXES, find_videos
 from ctvr.orchestrator.video.pool import Decoder, Job
@@ -133,7 +133,7 @@ def _folder(folder: Path, sampling: Sampling, segment: tuple[float, float] | Non
         )
     refused: dict[Path, str] = {}
     cut: list[Path] = []
-    with Decoder(min(4, os.cpu_count() or 1)) as decoder:
+    with Decoder(min(4, count_processors())) as decoder:
         for job, result in decoder.map(Job(str(video), sampling, segment) for video in found.videos):
             if isinstance(result, VideoError):
                 refused[Path(job.path)] = result.reason

@@ -36,6 +36,7 @@ from ctvr.orchestrator.data.prefetch import num_prefetch_threads
 from ctvr.orchestrator.jobs.step_timing import TimedLoop, noise_stream, train_on_noise
 from ctvr.orchestrator.learning.training.distributed import Workers
 from ctvr.orchestrator.on_ray.plan import join_uri
+from ctvr.orchestrator.processes import count_processors
 from ctvr.orchestrator.store.packer import Packer
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.stream import Item
@@ -111,7 +112,7 @@ def probe(store: str, runs: Path, steps: int = 10, megabytes: int = 100, seconds
     if not is_gpu:
         torch.set_num_threads(1)  # the default of a run
     place = store or str(runs / "store")
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    processors = count_processors()
     backbone = load_backbone("ViT-B-32-quickgelu", "random") if is_gpu else load_backbone(TINY, "shipped")
     kinds: list[tuple[Precision, int]] = [(each, PAIRS) for each in get_args(Precision) if is_gpu or each != "tf32"]
     kinds += [("bf16", LARGER)] if is_gpu else []

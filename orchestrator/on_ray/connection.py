@@ -45,6 +45,7 @@ from ctvr.orchestrator.on_ray.ray_paths import (
     token_file,
     usable_folder,
 )
+from ctvr.orchestrator.processes import count_processors
 from ctvr.orchestrator.proxies import EXCEPTIONS, exceptions, host_of
 
 log = logging.getLogger(__name__)
@@ -297,7 +298,7 @@ def check_local(plan: TrialPlan, address: str | None, local_cpus: int | None) ->
         return
     import torch
 
-    cpus = local_cpus or os.cpu_count() or 1
+    cpus = local_cpus or count_processors()
     gpus = torch.cuda.device_count()
     if plan.accelerator_type and not gpus:
         raise ConfigError(no_gpu_text(plan.accelerator_type))

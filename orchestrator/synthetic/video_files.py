@@ -30,7 +30,7 @@ from ctvr.orchestrator import console
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.interpreter import SAFE_PATH, environment
 from ctvr.orchestrator.output_dir import publish
-from ctvr.orchestrator.processes import hold_lock
+from ctvr.orchestrator.processes import count_processors, hold_lock
 from ctvr.orchestrator.synthetic.drawing import Pixels
 from ctvr.orchestrator.text_files import read_text
 
@@ -248,5 +248,4 @@ def render_one(folder: Path, clip: Clip, video_format: VideoFormat) -> Rendered:
 def _default_workers() -> int:
     if multiprocessing.current_process().daemon:  # may not have children
         return 1
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return min(cores, MAX_WORKERS)
+    return min(count_processors(), MAX_WORKERS)

@@ -199,3 +199,26 @@ def test_the_kinds_of_locks_that_a_folder_lacks_are_told_apart(tmp_path, monkeyp
     faults = processes.lock_faults_in(tmp_path)
     assert {kind: error.errno for kind, error in faults.items()} == {"fcntl": errno.ENOLCK}
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "count"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000"}, 8),
+        ({"cpu.max": "250000 100000"}, 3),
+        ({"slurm/job7/cpu.max": "max 100000", "slurm/cpu.max": "50000 100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        ({"cpu/slurm/job7/cpu.cfs_quota_us": "200000", "cpu/slurm/job7/cpu.cfs_period_us": "100000"}, 2),
+        ({"cpu.max": "damaged"}, 8),
+    ],
+)
+def test_processors_are_counted_within_the_limits_of_the_group(tmp_path, monkeypatch, files, count):
+    monkeypatch.setattr(processes, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(processes, "_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    groups = "3:cpuset:/elsewhere\n2:cpu,cpuacct:/slurm/job7\n0::/slurm/job7\n"
+    for name, text in {"proc/self/cgroup": groups, **{f"cgroup/{name}": text for name, text in files.items()}}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert processes.count_processors() == count

@@ -134,11 +134,11 @@ def test_the_report_puts_the_remedy_below_and_counts_at_the_end():
 
 def test_a_machine_of_little_memory_is_shown_how_many_trials_it_holds(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "free_memory", lambda: machine.RAY + 5 * 10**9)
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: set(range(16)))
+    monkeypatch.setattr(machine, "count_processors", lambda: 16)
     (found,) = about(look(runs, stream=str(write_manifest(tmp_path, 2, 2))), "memory")
     assert found.level == "note"
     assert found.text.startswith("enough for 2 concurrent trials of one worker, 1.9 GB each; memory limits")
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(machine, "count_processors", lambda: 2)
     assert [each.level for each in machine.machine(10**9) if each.subject == "memory"] == ["ok"]
     assert about(look(runs), "memory") == []
 
