@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import io
+import logging
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ def use_default_style(draw: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(draw)
     def drawn(*given: P.args, **named: P.kwargs) -> R:
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a home folder that cannot be written
         import matplotlib
 
         defaults: Any = {name: value for name, value in matplotlib.rcParamsDefault.items() if name != "backend"}
