@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ctvr.orchestrator.config import suggest
+from ctvr.orchestrator.console import printable
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.captions import captions_of
 from ctvr.orchestrator.streams.manifest import read_json
@@ -55,7 +56,7 @@ def read_csv(path: Path, required: Sequence[str], optional: Sequence[str] = ()) 
         known = {_OTHER_NAMES.get(name.lower()): name for name in reversed(table.header)}
         renamed = [f"{known[name]!r} {name!r}" for name in missing if name in known]
         between = "" if table.separator == "," else f", separated by {SEPARATORS[table.separator]},"
-        hint = hint or f" The header{between} has: {', '.join(table.header)[:200].rstrip('.')}."
+        hint = hint or f" The header{between} has: {printable(', '.join(table.header))[:200].rstrip('.')}."
         if renamed:
             hint += f" Call {' and '.join(renamed)}."
         elif not known.keys() - {None} and not set(table.header).intersection((*required, *optional)):
