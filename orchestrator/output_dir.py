@@ -6,14 +6,12 @@ import functools
 import os
 import re
 import tempfile
-import time
 import unicodedata
 from contextlib import suppress
 from pathlib import Path
 
 from ctvr.orchestrator.errors import ConfigError
-
-_KILLED_SECONDS = 3600.0  # no writer of `publish` takes this long
+from ctvr.orchestrator.processes import is_running
 
 
 def is_name(text: str) -> bool:
@@ -96,8 +94,14 @@ def publish(path: Path, content: bytes) -> Path:
     _remove_unfinished(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
+        for is_last in (False, True):
+            temporary.write_bytes(content)
+            try:
+                os.replace(temporary, path)
+                break
+            except FileNotFoundError:  # a process of another machine removed it, where our process does not run
+                if is_last:
+                    raise
     finally:
         with suppress(OSError):
             temporary.unlink()
@@ -106,10 +110,11 @@ def publish(path: Path, content: bytes) -> Path:
 
 @functools.cache
 def _remove_unfinished(folder: Path) -> None:
-    """Remove the temporary files of `publish` that are old: their writers were killed, here or on another machine."""
+    """Remove the temporary files of `publish` whose writers have ended."""
     with suppress(OSError):
         for file in folder.glob(".*.tmp"):
-            if re.fullmatch(r"\..+\.\d+\.tmp", file.name) and file.stat().st_mtime < time.time() - _KILLED_SECONDS:
+            found = re.fullmatch(r"\..+\.(\d{1,9})\.tmp", file.name)
+            if found and not is_running(int(found[1])):
                 file.unlink()
 
 

@@ -58,6 +58,11 @@ def is_alive(process: psutil.Process) -> bool:
     return False
 
 
+def is_running(pid: int) -> bool:
+    """Return whether this machine has a process of this number."""
+    return psutil.pid_exists(pid)
+
+
 def descendants() -> set[psutil.Process]:
     """Return the running descendants of this process."""
     return set(filter(is_alive, psutil.Process().children(recursive=True)))

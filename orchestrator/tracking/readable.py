@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ctvr.orchestrator.errors import NOT_WRITABLE, ConfigError, os_error_text
-from ctvr.orchestrator.processes import lock_faults
+from ctvr.orchestrator.processes import lock_faults, lock_faults_in
 from ctvr.orchestrator.tracking.database import WAIT_SECONDS, remedy
 from ctvr.orchestrator.tracking.outbox import locked
 from ctvr.orchestrator.tracking.relocate import follow_move
@@ -65,6 +65,12 @@ def _copied(file: Path, changed: int, size: int) -> tempfile.TemporaryDirectory[
     try:
         folder = tempfile.TemporaryDirectory(prefix="ctvr-records-")
         copy = Path(folder.name) / file.name
+        if fault := lock_faults_in(copy.parent).get("fcntl"):  # SQLite would wait for two minutes
+            raise ConfigError(
+                f"neither its file system nor that of {file.parent} has file locks ({fault.strerror})",
+                f"TMPDIR {tempfile.gettempdir()}",
+                remedy="Set TMPDIR to a folder on another disk.",
+            )
         _copy(file, copy)
     except OSError as error:
         raise ConfigError(
@@ -80,8 +86,16 @@ def _copied(file: Path, changed: int, size: int) -> tempfile.TemporaryDirectory[
     return folder
 
 
+def _has_locks(file: Path) -> bool:
+    with suppress(OSError), file.with_name(f"{file.name}.lock").open("ab") as lock:  # of a folder that can be written
+        return "fcntl" not in lock_faults(lock)
+    return True
+
+
 def _copy(file: Path, copy: Path) -> None:
     try:
+        if not _has_locks(file):
+            raise sqlite3.OperationalError("no file locks")
         source = sqlite3.connect(f"file:{quote(str(file.resolve()))}?mode=ro", uri=True, timeout=WAIT_SECONDS)
         with closing(source), closing(sqlite3.connect(copy)) as target:
             source.backup(target)

@@ -73,6 +73,12 @@ def check(uri: str, timeout: int = 5, writes: bool = True) -> None:
     """
     if uri.startswith("sqlite:///"):
         folder = (file := Path(uri.removeprefix("sqlite:///"))).parent
+        if str(folder).encode(errors="replace").decode() != str(folder):
+            raise ConfigError(
+                "is not UTF-8, in which MLflow's database keeps paths",
+                folder,
+                remedy="Rename it, or choose another --runs.",
+            )
         if os.path.lexists(file) and not file.is_file():  # MLflow would try for minutes to open it
             raise ConfigError("is not a file", file, remedy="Move it away and run again.")
         nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
@@ -91,6 +97,9 @@ def check(uri: str, timeout: int = 5, writes: bool = True) -> None:
             f"tracking {uri}",
             remedy="Give an MLflow server in MLFLOW_TRACKING_URI, or unset it to record in the runs folder.",
         )
+    if uri.startswith("sqlite:"):  # two slashes begin the name of a host
+        path = uri.removeprefix("sqlite:").lstrip("/")
+        raise ConfigError("is not the address of a file", f"tracking {uri}", remedy=f"Write sqlite:///{path}.")
     if "://" not in uri or uri.startswith("file:"):
         raise ConfigError(
             "MLflow refuses plain folders",

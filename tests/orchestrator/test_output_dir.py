@@ -1,6 +1,9 @@
 """Names of output folders."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,10 +54,24 @@ def test_the_nearest_name_keeps_what_is_usable(typed, meant):
 
 
 def test_files_of_killed_writers_go_at_the_next_writing(tmp_path):
-    left, new, own = tmp_path / ".a.csv.4711.tmp", tmp_path / ".b.csv.4712.tmp", tmp_path / ".notes.tmp"
-    for file in (left, new, own):
-        file.write_bytes(b"half")
-    for file in (left, own):
-        os.utime(file, (0, 0))
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    names = (f".b.csv.{ended.pid}.tmp", f".a.csv.{os.getppid()}.tmp", ".notes.tmp")
+    for name in names:
+        (tmp_path / name).write_bytes(b"half")
     assert publish(tmp_path / "a.csv", b"whole").read_bytes() == b"whole"
-    assert sorted(file.name for file in tmp_path.iterdir()) == [".b.csv.4712.tmp", ".notes.tmp", "a.csv"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted([*names[1:], "a.csv"])
+
+
+def test_a_file_that_another_machine_removes_is_written_again(tmp_path, monkeypatch):
+    real, calls = os.replace, list[Path]()
+
+    def removed_once(source, target):
+        calls.append(source)
+        if len(calls) == 1:
+            source.unlink()
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", removed_once)
+    assert publish(tmp_path / "a.csv", b"whole").read_bytes() == b"whole"
+    assert [file.name for file in tmp_path.iterdir()] == ["a.csv"]

@@ -1,5 +1,7 @@
 """A command that only reads leaves the database of any MLflow as it is."""
 
+import errno
+import fcntl
 import logging
 import sqlite3
 from collections.abc import Iterator
@@ -100,3 +102,27 @@ def test_a_newer_database_is_named_and_stays(old, use):
     with refuses("ffff00001111", where="mlflow.db"):
         use(old.uri)
     assert old.file.read_bytes() == before
+
+
+def test_a_database_in_a_folder_without_locks_is_read_from_a_copy(old, monkeypatch):
+    old.migrate("heads")
+    real = fcntl.lockf
+
+    def only_in_copies(file, *words):
+        if "copies" not in str(file.name):
+            raise OSError(errno.ENOLCK, "No locks available")
+        return real(file, *words)
+
+    monkeypatch.setattr(fcntl, "lockf", only_in_copies)
+    before = old.file.read_bytes()
+    assert names(readable_uri(old.uri)) == ["old"]
+    assert old.file.read_bytes() == before
+
+
+def test_without_locks_anywhere_reading_ends_at_once_with_one_line(old, monkeypatch):
+    def none(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", none)
+    with refuses("No locks available", "TMPDIR"):
+        readable_uri(old.uri)

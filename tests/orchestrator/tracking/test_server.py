@@ -2,6 +2,7 @@
 
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -91,3 +92,19 @@ def test_a_database_that_disappears_is_one_line_and_no_traceback_of_mlflow(tmp_p
     (line,) = [record.getMessage() for record in caplog.records if "Training continues" in record.getMessage()]
     assert "readonly database" in line or "no such table" in line
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("uri", "named"),
+    [("sqlite://runs/mlflow.db", "sqlite:///runs/mlflow.db"), ("sqlite:runs/mlflow.db", "sqlite:///runs/mlflow.db")],
+)
+def test_an_address_of_a_file_with_too_few_slashes_is_corrected(uri, named):
+    with refuses(named, where=f"tracking {uri}"):
+        check(uri)
+
+
+def test_a_folder_whose_name_is_not_utf8_is_named(tmp_path):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xff"))
+    folder.mkdir()
+    with refuses(where=str(folder)):
+        check(f"sqlite:///{folder}/mlflow.db")
