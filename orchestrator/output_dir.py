@@ -94,14 +94,12 @@ def publish(path: Path, content: bytes) -> Path:
     _remove_unfinished(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        for is_last in (False, True):
+        temporary.write_bytes(content)
+        try:
+            os.replace(temporary, path)
+        except FileNotFoundError:  # removed by another machine, on which no process has our number
             temporary.write_bytes(content)
-            try:
-                os.replace(temporary, path)
-                break
-            except FileNotFoundError:  # a process of another machine removed it, where our process does not run
-                if is_last:
-                    raise
+            os.replace(temporary, path)
     finally:
         with suppress(OSError):
             temporary.unlink()

@@ -92,8 +92,12 @@ def upgrade(file: Path, migrate: Callable[[str], object], version: str) -> Path:
     return kept
 
 
-def revision_of(file: Path) -> str | None:
+def revision_of(file: Path, seconds: float) -> str | None:
     """Return the revision of a database's schema; None if MLflow has not created all tables, or it cannot be opened.
+
+    Args:
+        file: the database; need not exist.
+        seconds: maximum wait for another process's lock.
 
     Raises:
         ConfigError: if it is not a database, or that of another program.
@@ -101,9 +105,7 @@ def revision_of(file: Path) -> str | None:
     if not file.is_file() or not file.stat().st_size:
         return None
     try:
-        with closing(
-            sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=WAIT_SECONDS)
-        ) as database:
+        with closing(sqlite3.connect(file, timeout=seconds)) as database:
             names = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             found = database.execute(f"SELECT * FROM {_VERSION}").fetchone() if _VERSION in names else None
     except sqlite3.OperationalError:  # locked, or unreadable: MLflow's client reports the reason

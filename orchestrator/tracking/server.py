@@ -16,7 +16,7 @@ from ctvr.orchestrator.interpreter import environment, run_module
 from ctvr.orchestrator.processes import lock_faults_in
 from ctvr.orchestrator.proxies import except_from_proxies, is_loopback, proxy_of
 from ctvr.orchestrator.redaction import redact
-from ctvr.orchestrator.tracking.database import await_lock, ensure_whole, remedy, revision_of, upgrade
+from ctvr.orchestrator.tracking.database import WAIT_SECONDS, await_lock, ensure_whole, remedy, revision_of, upgrade
 from ctvr.orchestrator.tracking.internals import AUTOFLUSH, NOISY, SCHEMA, migrate, schema_revisions
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ _DRIVERS = {
     "MySQLdb": "mysqlclient",
 }  # module -> package
 
+CHECK_SECONDS = 2.0  # for a database that another process has locked; `create_database` waits longer
 MOUNT = "Mount it with flock (Lustre) or local_lock=all (NFS), or choose a folder on another disk with --runs."
 
 
@@ -89,7 +90,7 @@ def check(uri: str, timeout: int = 5, writes: bool = True) -> None:
         if writes and (fault := lock_faults_in(nearest).get("fcntl")):  # SQLite cannot use it
             raise ConfigError(f"its file system has no file locks ({fault.strerror})", folder, remedy=MOUNT)
         if writes:
-            _older_revision(file)
+            _older_revision(file, CHECK_SECONDS)
         return
     if uri in _DATABRICKS:
         raise ConfigError(
@@ -182,7 +183,7 @@ def create_database(uri: str, is_copy: bool = False) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         await_lock(file)
-        if (revision := _older_revision(file)) is None:
+        if (revision := _older_revision(file, WAIT_SECONDS)) is None:
             ensure_whole(file, lambda aside: new_client(aside).search_experiments(max_results=1))
         elif is_copy:
             log.warning("tracking: mlflow.db is from an older MLflow (schema %s); a temporary copy is read", revision)
@@ -197,9 +198,9 @@ def create_database(uri: str, is_copy: bool = False) -> None:
         raise ConfigError(reason(error), f"tracking {uri}", remedy=f"{remedy(error)}.") from error
 
 
-def _older_revision(file: Path) -> str | None:
+def _older_revision(file: Path, seconds: float) -> str | None:
     """Return the revision of a database that must be upgraded; None for one that is current, or not yet complete."""
-    revision = revision_of(file)
+    revision = revision_of(file, seconds)
     if revision in (None, SCHEMA):
         return None
     newest, known = schema_revisions()

@@ -108,8 +108,8 @@ def test_a_database_that_cannot_be_written_is_one_line(tmp_path):
 @pytest.mark.parametrize("kind", HALVES)
 def test_a_half_made_file_has_no_revision(tmp_path, kind):
     write(tmp_path / "mlflow.db", *HALVES[kind])
-    assert revision_of(tmp_path / "mlflow.db") is None
-    assert revision_of(tmp_path / "none.db") is None
+    assert revision_of(tmp_path / "mlflow.db", 1.0) is None
+    assert revision_of(tmp_path / "none.db", 1.0) is None
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_the_database_of_another_program_is_named_and_stays(tmp_path, statements
     write(file, *statements)
     before = file.read_bytes()
     with refuses(statements[-1].split()[2], where="mlflow.db"):
-        revision_of(file)
+        revision_of(file, 1.0)
     assert file.read_bytes() == before
 
 

@@ -2,6 +2,9 @@
 
 import os
 import socket
+import sqlite3
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -108,3 +111,14 @@ def test_a_folder_whose_name_is_not_utf8_is_named(tmp_path):
     folder.mkdir()
     with refuses(where=str(folder)):
         check(f"sqlite:///{folder}/mlflow.db")
+
+
+def test_a_check_does_not_wait_for_a_database_that_another_process_has_locked(tmp_path, monkeypatch):
+    file = tmp_path / "mlflow.db"
+    monkeypatch.setattr(server, "CHECK_SECONDS", 0.1)
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("CREATE TABLE experiments (a)")
+        other.execute("BEGIN EXCLUSIVE")
+        began = time.monotonic()
+        check(f"sqlite:///{file}")
+        assert time.monotonic() - began < 30  # not WAIT_SECONDS
