@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LINE_SECONDS = 30.0  # between two lines of progress in a file
 LAYOUT = "\n\t"
-# Control characters, line separators, those of bidirectional text (Unicode UAX 9, 2), and bytes that are not UTF-8,
+# Control characters, line separators, controls of bidirectional text (UAX 9, section 2), and bytes that are not UTF-8,
 # which Python represents as surrogates
 _UNSAFE = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufeff\ud800-\udfff]")
 

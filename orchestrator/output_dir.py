@@ -97,7 +97,7 @@ def publish(path: Path, content: bytes) -> Path:
         temporary.write_bytes(content)
         try:
             os.replace(temporary, path)
-        except FileNotFoundError:  # removed by another machine, on which no process has our number
+        except FileNotFoundError:  # another machine, on which our process ID does not exist, removed it
             temporary.write_bytes(content)
             os.replace(temporary, path)
     finally:

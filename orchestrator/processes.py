@@ -1,4 +1,4 @@
-"""Processes of this machine: finding, terminating, and excluding them from a file by a lock."""
+"""Find and terminate processes, count the usable processors, and lock files against other processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def count_processors() -> int:
 
 
 def _quotas() -> Iterator[float]:
-    """Yield the processors that each control group of this process grants (cgroups 2, then 1); the first is 1e9."""
+    """Yield the processors that each control group of this process grants (cgroups 2 and 1), and 1e9 for no quota."""
     yield 1e9
     groups = {""}
     with contextlib.suppress(OSError):
@@ -59,7 +59,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether this machine has a process of this number."""
+    """Return whether this machine has a process with this ID."""
     return psutil.pid_exists(pid)
 
 
@@ -116,25 +116,25 @@ def hold_lock(
     """Open a file and hold its lock against other processes; the system releases it when the process ends.
 
     Some file systems have no locks (Lustre mounted without `flock`, some FUSE mounts). There a file `NAME.holder` with
-    host, process and time is the lock: its holder renews it, and the next process takes it over when its process has
-    ended or the renewals stop. A shared lock is not held there.
+    host, process and time is the lock, which its holder renews. Another process takes the lock over when the holder has
+    ended or no longer renews it. A shared lock is not held there.
 
     Args:
         path: the file; its folder must exist.
         mode: mode of `open`, binary.
         wait: wait for the lock if another process holds it.
         is_shared: share the lock with other holders of a shared lock.
-        opener: of `open`; default: `at_once`.
+        opener: of `open`; default: `open_nonblocking`.
 
     Raises:
         BlockingIOError: if another process holds the lock and `wait` is false.
-        OSError: if the file cannot be opened, or is not a regular file (a pipe does not block).
+        OSError: if the file cannot be opened, or is not a regular file (opening a pipe does not block).
     """
     with contextlib.ExitStack() as held:
-        file = held.enter_context(open(path, mode, opener=opener or at_once))
+        file = held.enter_context(open(path, mode, opener=opener or open_nonblocking))
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "is not a file", str(path))
-        # NFS locks only files that are open for writing, but shared locks also those for reading
+        # On NFS, only a shared lock works on a file that is open for reading
         kind = fcntl.LOCK_SH if is_shared or not file.writable() else fcntl.LOCK_EX
         try:
             fcntl.flock(file, kind | (0 if wait else fcntl.LOCK_NB))
@@ -142,7 +142,7 @@ def hold_lock(
             if error.errno in _HELD:
                 raise BlockingIOError(error.errno, os.strerror(error.errno), str(path)) from None
             if not is_shared:
-                _lease(held, path, wait)
+                _hold_lease(held, path, wait)
         yield file
 
 
@@ -164,7 +164,7 @@ def lock_faults_in(folder: Path) -> dict[str, OSError]:
         return lock_faults(file.file)
 
 
-def _lease(held: contextlib.ExitStack, path: Path, wait: bool) -> None:
+def _hold_lease(held: contextlib.ExitStack, path: Path, wait: bool) -> None:
     import filelock  # only file systems without locks need it
 
     lease = filelock.SoftFileLease(f"{path}.holder", lease_duration=_LEASE_SECONDS, thread_local=False)
@@ -174,6 +174,6 @@ def _lease(held: contextlib.ExitStack, path: Path, wait: bool) -> None:
         raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK), str(path)) from None
 
 
-def at_once(path: str, flags: int) -> int:
+def open_nonblocking(path: str, flags: int) -> int:
     """Open a file without blocking (an `opener` of `open`); a pipe raises an error."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)

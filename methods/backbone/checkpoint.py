@@ -32,7 +32,7 @@ _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", 
 _AVERAGED = re.compile(r"(^|[._])(ema|shadow|avg|averaged?|swa|teacher|momentum|target|m)([._]|$)")
 # In OpenAI's archives; buffers of transformers, of old versions of open_clip and of torch's averages
 _NO_WEIGHTS = re.compile(r"(^|\.)(input_resolution|context_length|vocab_size|attn_mask|position_ids|n_averaged)$")
-_ADAPTER = "holds an adapter (LoRA). Merge it into its base model, and give the whole weights."
+_ADAPTER = "holds an adapter (LoRA). Merge it into its base model, and give the complete weights."
 _OF_TEXT = ("transformer.", "token_embedding.", "positional_embedding", "ln_final.", "text_projection")
 
 
@@ -46,7 +46,7 @@ def files_of(path: Path) -> list[Path]:
     if path.is_dir():
         found = next((path / name for name in OF_A_FOLDER if (path / name).is_file()), None)
         if found is None:
-            raise ValueError(f"{path}: {_why_none(path)}")
+            raise ValueError(f"{path}: {_describe_missing(path)}")
         path = found
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such weights file. Give the path of a .safetensors or .pt file.")
@@ -70,7 +70,7 @@ def files_of(path: Path) -> list[Path]:
     return files
 
 
-def _why_none(folder: Path) -> str:
+def _describe_missing(folder: Path) -> str:
     if (folder / "adapter_config.json").is_file():
         return f"the folder {_ADAPTER}"
     if parts := sorted(file.name for file in folder.iterdir() if _part_of(file.name)):

@@ -103,7 +103,7 @@ def _damaged(file: Path, reason: str) -> str:
     with file.open("rb") as opened:
         head = opened.read(64)
     is_named_so, start = file.suffix == ".safetensors", head.lstrip()
-    if head[8:9] == b"{":  # 8 bytes of length, which may be any characters, and JSON
+    if head[8:9] == b"{":  # of .safetensors: 8 bytes of length (any bytes), then JSON
         if not is_named_so:
             return f"{file}: is a .safetensors file, whatever its name. Rename it to {file.stem}.safetensors."
         return f"{file}: damaged ({reason}). Fetch it again, or give a .safetensors or .pt file."

@@ -20,9 +20,9 @@ _BY_VALUE: ContextVar[bool] = ContextVar("by_value", default=False)
 def order_free_sums() -> Iterator[None]:
     """Make `frame_sum` and `frame_mean` sort the values of each feature over the frames before the sum, in this thread.
 
-    A sum of floats depends on the order of its terms; of sorted values it is the same for any order of frames. A method
-    that averages frames then gives a clip and its time-reversed twin equal features, and their scores tie. Training
-    does not sort.
+    A sum of floats depends on the order of its terms; a sum of sorted values is equal for every order of frames. A
+    method that averages frames then gives a clip and its time-reversed twin equal features, and their scores tie.
+    Training does not sort.
     """
     token = _BY_VALUE.set(True)
     try:

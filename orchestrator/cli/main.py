@@ -219,7 +219,7 @@ def _run(argv: list[str] | None) -> int:
             raise
         return _fail(f"{error}. Give another path.", ConfigError.status)
     except UnicodeEncodeError as error:
-        return _fail(_not_expressed(error), ConfigError.status)
+        return _fail(_describe_encoding_error(error), ConfigError.status)
     except KeyboardInterrupt:
         is_training = arguments is not None and arguments.command in TRAINING
         kept = " Finished tasks are kept; the same command resumes from them." if is_training else ""
@@ -235,7 +235,7 @@ def _no_memory(what: str) -> str:
     )
 
 
-def _not_expressed(error: UnicodeEncodeError) -> str:
+def _describe_encoding_error(error: UnicodeEncodeError) -> str:
     """Report the word of a text that an encoding lacks, and why: bytes that are not UTF-8, or the locale."""
     start, end = error.start, error.end
     word = error.object[:start].split("\n")[-1][-80:] + error.object[start:end] + error.object[end:].split("\n")[0][:80]
@@ -243,7 +243,7 @@ def _not_expressed(error: UnicodeEncodeError) -> str:
         return f"{printable(word)}: its name is not UTF-8. Rename the file and run again."
     if error.encoding == sys.getfilesystemencoding():
         return f"{word!r}: the locale's encoding ({error.encoding}) lacks a character. Set PYTHONUTF8=1 and run again."
-    return f"{word!r}: {error.encoding} lacks a character. Write ASCII characters."
+    return f"{word!r}: {error.encoding} lacks a character. Use ASCII characters."
 
 
 def _print(text: str) -> int:

@@ -16,13 +16,13 @@ CHUNK = 512  # captions tokenized at once
 
 
 def describe_cuts(data: StreamData) -> list[str]:
-    """Return the line on captions that are cut at `data.max_tokens` or the text length; [] if none is.
+    """Return a list with one line on captions that are cut at `data.max_tokens` or the text length; [] if none is.
 
-    Streams of images and of features of texts have none, and neither has a tokenizer whose length is unknown.
+    Return [] also for streams of images or text features, and if the tokenizer's length is unknown.
     """
     if data.stream.domain == "images" or data.stream.text_features:
         return []
-    tokenize = getattr(data.tokenizer, "new", data.tokenizer)  # of an upgrade's two tokenizers
+    tokenize = getattr(data.tokenizer, "new", data.tokenizer)  # a model that is upgraded has two tokenizers
     roomy, places = with_room(tokenize)
     if roomy is None:
         return []

@@ -28,7 +28,7 @@ from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.load import is_embedded, load_stream
 from ctvr.orchestrator.streams.stream import SPLITS, Stream
 from ctvr.orchestrator.streams.videos import missing_videos
-from ctvr.orchestrator.tracking.server import MOUNT
+from ctvr.orchestrator.tracking.server import MOUNT_LOCKS
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -190,16 +190,20 @@ def _disk_of(what: str, folder: Path, need: int) -> Finding:
 
 
 def _locks(place: Examined) -> Iterator[Finding]:
-    """Find folders without file locks: MLflow's database needs `fcntl`, ours need `flock` or have a substitute."""
-    folders = [place.runs, *([place.local_store] if place.local_store else []), Path(tempfile.gettempdir())]
-    lacking = {folder: faults for folder in dict.fromkeys(folders) if (faults := lock_faults_in(_nearest(folder)))}
-    for folder, faults in lacking.items():
-        text = f"{folder}: its file system has none ({next(iter(faults.values())).strerror})"
-        needs_them = folder == place.runs and "fcntl" in faults
-        instead = "" if needs_them else "; files *.holder take their place"
-        yield Finding("error" if needs_them else "warning", "file locks", text + instead, MOUNT)
-    if not lacking:
-        yield Finding("ok", "file locks", "the folders of runs, store and temporary files have them")
+    """Find folders without file locks: MLflow's database needs `fcntl`, our files need `flock` or use a substitute."""
+    folders = {place.runs: "--runs", Path(tempfile.gettempdir()): "TMPDIR"}
+    if place.local_store is not None:
+        folders.setdefault(place.local_store, "--store")
+    is_fine = True
+    for folder, option in folders.items():
+        for kind, fault in lock_faults_in(_nearest(folder)).items():
+            is_fine, needs_it = False, kind == "fcntl" and folder == place.runs
+            text = f"the file system of {folder} has no {kind} locks ({fault.strerror})"
+            instead = "" if needs_it else "; files *.holder replace them" if kind == "flock" else ""
+            remedy = f"{MOUNT_LOCKS}, or choose a folder on another disk with {option}."
+            yield Finding("error" if needs_it else "warning", "file locks", text + instead, remedy)
+    if is_fine:
+        yield Finding("ok", "file locks", "the folders of runs, store and temporary files support file locks")
 
 
 def _videos(stream: Stream) -> Iterator[Finding]:

@@ -162,8 +162,8 @@ class Builder:
         if unsure:
             first, second = unsure[0]
             lines.append(
-                f"{len(unsure)} names have files in several folders, such as {first} (used) and {second}. If they are "
-                "different videos, give their paths."
+                f"Names of videos with files in several folders: {len(unsure)}, such as {first} (used) and {second}. "
+                "If these are different videos, write their paths as their names."
             )
         if published is not None and not is_published:
             wanted = ", ".join(f"{split} {n}" for split, n in published.items())
@@ -200,10 +200,10 @@ def check_and_write(manifest: Manifest, source: str, videos: Path, out: Path | N
         source: its name in messages.
         videos: the folder of its videos.
         out: the manifest to write; None writes nothing.
-        digest: that of the stream, if the source names one.
+        digest: expected digest of the stream; None skips the check.
 
     Raises:
-        ConfigError: as `load_stream`, and for another digest.
+        ConfigError: as `load_stream`, or if the digest differs.
     """
     stream = parse_manifest(manifest, source=source, base=Path("."), videos=videos)
     if digest is not None and digest != stream.digest:

@@ -60,7 +60,7 @@ def read_csv(path: Path, required: Sequence[str], optional: Sequence[str] = ()) 
         if renamed:
             hint += f" Call {' and '.join(renamed)}."
         elif not known.keys() - {None} and not set(table.header).intersection((*required, *optional)):
-            hint += " If line 1 is not a header, write one, and one caption in each further line."
+            hint += f" Line 1 must be a header with {', '.join(required)}, each further line a caption."
         elif len(missing) > 1:
             hint += " Give the columns these names."
         raise ConfigError(f"line 1: no column {listed}.{hint}", path)
@@ -82,7 +82,7 @@ class Table:
 
 
 def open_table(path: Path, wanted: Sequence[str]) -> Table:
-    """Read the header of a .csv file; a file of JSON lines is a table whose header is that of its first object.
+    """Read the header of a .csv file; for JSON lines, the header is the keys of the first object.
 
     Args:
         wanted: column names; the separator that yields the most of them is used, by default the comma.

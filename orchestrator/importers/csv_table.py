@@ -65,7 +65,7 @@ def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = N
         raise ConfigError("has a header and no rows", table, remedy="Write a row for each caption.")
     stem, names = name or (Path(out).stem if out else table.stem), in_order(tasks, table)
     manifest, report = builder.finish(stem, "ctvr", [tasks[task] for task in names], {}, [table])
-    report += _names_of(names)
+    report += _describe_task_names(names)
     header = open_table(table, REQUIRED).header
     if (times := [column for column in header if _TIMES.fullmatch(column)]) and "start" not in header:
         said = f"Not read: {', '.join(times)}. If they are segments of the videos, call the columns start and end."
@@ -73,7 +73,7 @@ def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = N
     return manifest, report
 
 
-def _names_of(names: Sequence[str]) -> str:
+def _describe_task_names(names: Sequence[str]) -> str:
     """Return the line of the report that maps our names of tasks to those of the table, unless these are 1, 2, 3."""
     if all(name.isdecimal() and int(name) == number for number, name in enumerate(names, start=1)):
         return ""

@@ -23,7 +23,7 @@ from ctvr.orchestrator.importers.captions import (
     read_narrations,
 )
 from ctvr.orchestrator.importers.cells import captions_in, read_csv
-from ctvr.orchestrator.importers.folder_files import FolderFiles, keep_listed, say_unread
+from ctvr.orchestrator.importers.folder_files import FolderFiles, describe_unread, keep_listed
 from ctvr.orchestrator.importers.pickles import read_pickle
 from ctvr.orchestrator.streams.manifest import read_json
 from ctvr.orchestrator.streams.stream import SPLITS
@@ -99,7 +99,7 @@ def import_cvlm(folder: Path, out: Path | None, datasets: Sequence[str] | None =
         published = _published(names) if names == list(FIVE) else None
         stem = "cvlm" if published else (Path(out).stem if out else "cvlm-part")
         manifest, report = builder.finish(stem, "cvlm", tasks, CVLM_SETTINGS, sources, published)
-    return manifest, "\n".join([report, *notes, *say_unread(unread)])
+    return manifest, "\n".join([report, *notes, *describe_unread(unread)])
 
 
 def _published(names: Sequence[str]) -> dict[str, int]:

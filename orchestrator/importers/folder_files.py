@@ -55,13 +55,13 @@ class FolderFiles:
         return path
 
     def unread(self) -> list[str]:
-        """Return the names of the folder's files of text that were not used."""
+        """Return the names of the folder's text files that were not used."""
         used = {path.name for path in self.used}
         return [name for name in self.names if name.lower().endswith(TEXTS) and name not in used]
 
 
-def say_unread(names: list[str]) -> list[str]:
-    """Return the line of a report that names the files of text that an import did not read; none if it read all."""
+def describe_unread(names: list[str]) -> list[str]:
+    """Return the line of a report that names the text files that an import did not read; none if it read all."""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return [f"Not read: {', '.join(names[:MOST_NAMED])}{more}."] if names else []
 

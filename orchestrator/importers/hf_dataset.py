@@ -27,7 +27,7 @@ from ctvr.orchestrator.importers.cells import (
     read_json_lines,
     segment_of,
 )
-from ctvr.orchestrator.importers.folder_files import FolderFiles, say_unread
+from ctvr.orchestrator.importers.folder_files import FolderFiles, describe_unread
 from ctvr.orchestrator.importers.shards import Shards, find_shards, split_of
 from ctvr.orchestrator.importers.video_ids import File, name_videos
 from ctvr.orchestrator.streams.manifest import FORMAT, Reader, read_json
@@ -60,13 +60,13 @@ def import_dataset(folder: Path, out: Path | None, name: str | None = None) -> t
         for split, file, line, row in _rows(folder):
             path = _path(file, line, row, folder)
             collected.add(split, file, line, row, File(path, path))
-        _require_different(collected, folder)
+        _refuse_equal_files(collected, folder)
     else:
         read = Shards(folder, shards, None if out is None else out.with_suffix(""))
         for split, file, line, row, video in read.rows():
             collected.add(split, file, line, row, video)
         if not read.has_bytes:
-            _require_different(collected, folder)
+            _refuse_equal_files(collected, folder)
         videos, more, notes = read.videos(), read.sources(), read.notes()
     if not collected.items:
         raise ConfigError(
@@ -87,7 +87,7 @@ def import_dataset(folder: Path, out: Path | None, name: str | None = None) -> t
     text = check_and_write(manifest, str(folder), videos, out, about.get("digest"))
     known = {STREAM, METADATA, "metadata.csv", *OF_DATASETS}
     unread = [name for name in FolderFiles(folder).unread() if name not in known]
-    return manifest, "\n".join([text, *notes, *say_unread(unread)])
+    return manifest, "\n".join([text, *notes, *describe_unread(unread)])
 
 
 def _left_out(folder: Path, read: set[str]) -> list[str]:
@@ -222,7 +222,7 @@ def _captions(where: str, row: Row) -> list[Any]:
 def _answers(where: str, row: Row) -> list[Any]:
     found = row.get("answers") or []
     if not isinstance(found, list):
-        raise ConfigError("answers are not a list", where, str(found)[:40], "Write one for each question.")
+        raise ConfigError("answers is not a list", where, str(found)[:40], "Give one answer for each question.")
     return found
 
 
@@ -288,7 +288,7 @@ class _Collected:
         return [self.tasks[name] for name in names]
 
 
-def _require_different(collected: _Collected, folder: Path) -> None:
+def _refuse_equal_files(collected: _Collected, folder: Path) -> None:
     """Refuse two files with one name and equal bytes in two splits: the test video would be trained on."""
     alike: dict[tuple[str, int], dict[str, str]] = defaultdict(dict)  # stem and size -> file -> split
     for (video, _, _), (_, split, _) in collected.places.items():

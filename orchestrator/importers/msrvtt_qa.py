@@ -17,7 +17,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import Builder, Manifest, empty_task
 from ctvr.orchestrator.importers.captions import msrvtt_id
 from ctvr.orchestrator.importers.cells import read_objects
-from ctvr.orchestrator.importers.folder_files import FolderFiles, say_unread
+from ctvr.orchestrator.importers.folder_files import FolderFiles, describe_unread
 from ctvr.orchestrator.streams.stream import SPLITS
 from ctvr.orchestrator.streams.videos import video_stem
 
@@ -64,7 +64,7 @@ def import_questions(folder: Path, videos: Path, out: Path, tasks: str = "1") ->
     published = PUBLISHED if count == 1 else None
     name = NAME if count == 1 else f"{NAME}-{count}"
     manifest, report = builder.finish(name, "qa", made, SETTINGS, files.used, published)
-    return manifest, "\n".join([report, *say_unread(files.unread())])
+    return manifest, "\n".join([report, *describe_unread(files.unread())])
 
 
 def _patterns(split: str) -> list[str]:
@@ -98,7 +98,7 @@ def _text(where: str, row: Row, *names: str) -> str:
     name = next((each for each in names if each in row), names[0])
     value = row.get(name)
     if isinstance(value, list) and len(set(map(str, value))) > 1:
-        raise ConfigError(f"{name} has {len(value)} texts", where, remedy="Keep one answer to each question.")
+        raise ConfigError(f"{name} has {len(value)} different texts", where, remedy="Keep one.")
     value = value[0] if isinstance(value, list) and value else value
     if not isinstance(value, str) or not value.strip():
         raise ConfigError(f"{name} is {str(value)[:40]!r}, not text", where, remedy="Fill it in.")
@@ -110,7 +110,7 @@ def _video(where: str, row: Row) -> str:
     value = row.get("video_id", row.get("video"))
     video = msrvtt_id(video_stem(value) if isinstance(value, str) else value)
     if not isinstance(video, str) or not re.fullmatch(r"video\d+", video, re.ASCII):
-        raise ConfigError(f"video_id is {str(value)[:40]!r}", where, remedy="Write its number, or for example video42.")
+        raise ConfigError(f"video_id is {str(value)[:40]!r}", where, remedy="Use its number, or for example video42.")
     return video
 
 
@@ -120,6 +120,6 @@ def _category_of(where: str, row: Row, count: int) -> int | None:
         return None
     if type(value) is not int or not 0 <= value < CATEGORIES:
         if value is None:
-            raise ConfigError("category_id is missing", where, remedy="Give the published files, or leave tasks out.")
+            raise ConfigError("category_id is missing", where, remedy="Give the published files, or omit tasks=N.")
         raise ConfigError(f"category_id is {str(value)[:40]!r}, not one of 0 to 19", where, remedy="Correct it.")
     return value

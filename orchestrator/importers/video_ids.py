@@ -21,7 +21,7 @@ class File(NamedTuple):
 
 
 def name_videos(files: Iterable[File], taken: Iterable[str]) -> dict[File, str]:
-    """Map each file to the first ID that no other video has: its stem, its path, its stem and the start of its digest.
+    """Map each file to the first unused ID of: stem, path without suffix, path, STEM-DIGEST, then longer forms.
 
     Args:
         taken: the IDs of the videos for which the data set gives one.

@@ -17,7 +17,7 @@ from ctvr.orchestrator.errors import ConfigError, CtvrError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.jobs.finished import FINISHED, question_of
 from ctvr.orchestrator.jobs.run_text import (
-    captions_text,
+    cut_captions_text,
     next_text,
     result_text,
     runs_option,
@@ -112,7 +112,7 @@ def train(
     took: list[float] = []
 
     def ready(*context: Any) -> None:  # checks the combination of settings: a mistake is reported in one line
-        say("\n".join([started, *captions_text(context[2])]))
+        say("\n".join([started, *cut_captions_text(context[2])]))
         recorder.ready(*context)
 
     def report_task(task: Task, record: RunState, seconds: float) -> None:

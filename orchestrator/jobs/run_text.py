@@ -58,7 +58,7 @@ def start_text(
     return "\n".join(lines)
 
 
-def captions_text(data: StreamData) -> list[str]:
+def cut_captions_text(data: StreamData) -> list[str]:
     """Return the lines of a run's start on captions that its text tower truncates."""
     from ctvr.orchestrator.data.caption_cuts import describe_cuts  # needs torch
 

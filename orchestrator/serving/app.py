@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 
 class AsciiJSON(JSONResponse):
-    """JSON in ASCII: every other character is escaped, so that none changes a terminal or is without an encoding."""
+    """JSON in ASCII: every other character is escaped, so that none can control a terminal or fail to encode."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()

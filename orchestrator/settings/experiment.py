@@ -183,7 +183,7 @@ class Experiment:
 
     @property
     def default_settings(self) -> Settings:
-        """Return every setting of a run of this method as it is if user, stream and presets give none."""
+        """Return the settings of this method before user, stream and presets change any."""
         configs = {**GROUPS, "method": find_method(self.run.method).Config}
         if self.base is not None:
             configs["base"] = find_method(self.method.base).Config

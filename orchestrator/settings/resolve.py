@@ -91,10 +91,11 @@ def resolve(
 def resolve_method(
     method: str, recommended: Mapping[str, Any], presets: Sequence[str] = (), given: Mapping[str, Any] | None = None
 ) -> Experiment:
-    """Resolve a method without a run: its recipe and presets on a stream with these recommended settings.
+    """Resolve a method without a run: its recipe and presets.
 
     Args:
-        given: settings that override them, such as those of a table's row or the fixed ones of a search space.
+        recommended: settings that the stream recommends.
+        given: settings that override all others, such as those of a table's row or the fixed ones of a search space.
     """
     overrides = {**(given or {}), "method": method, "stream": ""}
     return _of_layers(overrides, recommended, with_recipe(method, presets, recommended))

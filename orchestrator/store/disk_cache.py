@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from ctvr.orchestrator.errors import ConfigError, StoreError
-from ctvr.orchestrator.processes import at_once, hold_lock
+from ctvr.orchestrator.processes import hold_lock, open_nonblocking
 from ctvr.orchestrator.store.local import LocalFiles, Stamp
 
 _CACHE_GB = 100.0
@@ -94,7 +94,7 @@ class DiskCache(_Copies):
 
     def _count(self, written: int) -> int:
         """Return the bytes that all processes have written since the last eviction, rounded up to units."""
-        with open(self._written, "ab", opener=at_once) as file:
+        with open(self._written, "ab", opener=open_nonblocking) as file:
             file.write(b"." * -(-written // _UNIT))
             return file.tell() * _UNIT
 

@@ -11,7 +11,7 @@ from ctvr.orchestrator.streams.stream import Item, Stream, iter_items
 from ctvr.orchestrator.streams.videos import check_videos
 
 Reader = Callable[[list[str]], list[tuple[Hashable, bool]]]
-SPARE = 3  # tokens of a caption beyond one for each ASCII character: both ends, and a first blank
+EXTRA_TOKENS = 3  # beyond one for each ASCII character: start, end and a leading blank
 
 
 def check_stream(stream: Stream) -> str:
@@ -69,19 +69,19 @@ def report_cuts(stream: Stream, read: Reader, places: int) -> Iterator[str]:
         read: captions -> for each, what the tower gets, and whether that is truncated.
     """
     every = [(text, split, item) for _, split, item in iter_items(stream) for text in item.captions]
-    long = list(dict.fromkeys(text for text, _, _ in every if not text.isascii() or len(text) + SPARE > places))
+    long = list(dict.fromkeys(text for text, _, _ in every if not text.isascii() or len(text) + EXTRA_TOKENS > places))
     tokens = dict(zip(long, read(long)))
     cut = [item.video for text, _, item in every if text in tokens and tokens[text][1]]
     if not cut:
         return
-    alike: dict[Hashable, Counter[str]] = defaultdict(Counter)  # tokens -> test captions with them, and their numbers
+    alike: dict[Hashable, Counter[str]] = defaultdict(Counter)  # tokens -> test captions with them, and their counts
     for text, split, _ in every:
         if split == "test" and text in tokens:
             alike[tokens[text][0]][" ".join(text.lower().split())] += 1
     equal = sum(texts.total() for texts in alike.values() if len(texts) > 1)
     yield (
-        f"{len(cut)} of {len(every)} captions are cut at {places} tokens, first one of {cut[0]}; {equal} test "
-        f"caption{'s become' if equal != 1 else ' becomes'} equal."
+        f"{len(cut)} of {len(every)} captions are cut at {places} tokens (the first: video {cut[0]}); {equal} test "
+        f"caption{'s become' if equal != 1 else ' becomes'} equal to others."
     )
 
 

@@ -1,4 +1,4 @@
-"""CLIP's tokens of captions, without torch: those of `SimpleTokenizer` of open_clip, whose vocabulary is read."""
+"""CLIP's tokenizer without torch: equal to open_clip's `SimpleTokenizer`, with its file of the vocabulary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORDS = "|".join((*_SPECIAL, "'s|'t|'re|'ve|'m|'ll|'d", r"[\p{L}]+", r"[\p{N}]"
 
 
 class ClipTokenizer:
-    """Splits captions into tokens, each of which is a text."""
+    """Splits captions into tokens (strings)."""
 
     def __init__(self) -> None:
         import regex  # comes with open_clip, ~30 ms
@@ -44,7 +44,7 @@ class ClipTokenizer:
         return self.split(text)[: PLACES - 2]
 
     def split(self, text: str, most: int = PLACES - 2) -> tuple[str, ...]:
-        """Return the tokens of a text without its ends; at least `most` + 1 of them, if there are as many."""
+        """Return the tokens of a text without its ends; stop once there are more than `most`."""
         found: list[str] = []
         for match in self._words.finditer(_clean(text[:_MOST])):
             if (word := match[0]) not in self._known:
@@ -87,7 +87,7 @@ def _letters() -> dict[int, str]:
 
 
 def _clean(text: str) -> str:
-    if not (text.isascii() and text.isprintable() and "&" not in text):  # others stay as they are
+    if not (text.isascii() and text.isprintable() and "&" not in text):  # ftfy does not change plain ASCII text
         import ftfy
 
         text = html.unescape(html.unescape(ftfy.fix_text(text)))

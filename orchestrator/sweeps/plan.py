@@ -1,7 +1,7 @@
 """Requests of sweeps, and the check of all their rows before anything starts.
 
 A sweep is a search of one method, or a table: several rows of one stream, searched with one budget and one metric, or
-not searched. Both are a `TablePreset`; that of a search has one row and an empty title.
+not searched. Both are a `TablePreset`; the preset of a search has one row and an empty title.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class PlannedRow:
     """A checked row."""
 
     row: TableRow
-    experiment: Experiment  # settings that all trials share; of a row that is not searched, those of its rerun
+    experiment: Experiment  # settings that all trials share; for an unsearched row, the settings of its rerun
     search: PlannedSearch | None = None  # None: not searched
     duplicates: tuple[str, ...] = ()  # names of dropped rows with the same settings
 

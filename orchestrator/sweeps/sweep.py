@@ -2,8 +2,8 @@
 
 A search of one method, `NAME`, is an MLflow parent run with one child per trial; its rerun includes the baselines. A
 table `NAME` is a parent run, a search `NAME-ROW` for each searched row, and the rerun `NAME-final-...` of all rows.
-Trials of all rows are interleaved on one cluster, so that no row's last trial leaves it idle. A failed row does not
-stop the table.
+Trials of all rows are interleaved on one cluster, so that it is not idle while the last trial of a row runs. A failed
+row does not stop the table.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _drive(plan: SweepPlan, execution: ExecutionConfig, resumed: TrialPlan | Non
 def _open_runs(plan: SweepPlan, trials: TrialPlan, stream: str, tracker: Tracker) -> dict[str, RowPlan]:
     """Open an MLflow run for each search, and one for a table; return row -> its trial plan and search space.
 
-    The row "" is the search of one method; of a table, its own run, with an empty space.
+    The key "" is the search of one method, or the run of the table itself, which has an empty space.
     """
     request, config = plan.request, plan.search_config
     title = {"ctvr.table": request.preset.title} if request.is_table else {}

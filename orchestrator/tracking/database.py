@@ -69,12 +69,12 @@ def _remove(new: Path) -> None:
 
 
 def upgrade(file: Path, migrate: Callable[[str], object], version: str) -> Path:
-    """Upgrade a database in a copy, which replaces it when it is complete; return the kept former file.
+    """Upgrade a copy of a database, then replace the database with it; return the path of the previous file.
 
     Args:
         file: the database; the caller holds its lock.
         migrate: upgrades the database at a given URI.
-        version: of MLflow, for the name of the former file.
+        version: of MLflow, for the name of the previous file.
     """
     new = file.with_name(f"{file.name}.new")
     names = (

@@ -38,7 +38,7 @@ def latest_points(run: Run) -> dict[str, tuple[int, float]]:
 
 
 def schema_revisions() -> tuple[str, frozenset[str]]:
-    """Return the newest revision of the database's schema of the installed MLflow, and all of them."""
+    """Return the newest schema revision of the installed MLflow, and all its revisions."""
     from alembic.script import ScriptDirectory
     from mlflow.store.db.utils import _get_alembic_config
 
@@ -47,7 +47,7 @@ def schema_revisions() -> tuple[str, frozenset[str]]:
 
 
 def migrate(uri: str) -> None:
-    """Upgrade a database to the newest schema, as `mlflow db upgrade` in a process of its own does."""
+    """Upgrade a database to the newest schema, as `mlflow db upgrade` does in a separate process."""
     import sqlalchemy
     from alembic import command
     from mlflow.store.db.utils import _get_alembic_config

@@ -25,9 +25,8 @@ _LOGS = ("-journal", "-wal", "-shm")  # files of a writer that was stopped, with
 def readable_uri(uri: str) -> str:
     """Return the URI for reading existing records: `uri`, or that of a copy.
 
-    A local database is not upgraded: that of another MLflow, or in a folder that cannot be written or has no file
-    locks, is read from a copy, which disappears with this process. Its addresses follow a moved folder: in place, or in
-    the copy.
+    A temporary copy is read if another MLflow version wrote the database, or if its folder is read-only or has no file
+    locks. After a move, the addresses are updated in the file or in the copy.
 
     Raises:
         ConfigError: if the records cannot be read.
@@ -36,14 +35,14 @@ def readable_uri(uri: str) -> str:
     if not uri.startswith("sqlite:///"):
         return uri
     file = Path(uri.removeprefix("sqlite:///"))
-    if not _is_readable_in_place(file):
+    if not _prepare_in_place(file):
         state = file.stat()
         return f"sqlite:///{_copied(file, state.st_mtime_ns, state.st_size).name}/{file.name}"
     return uri
 
 
-def _is_readable_in_place(file: Path) -> bool:
-    """Bring the addresses of a database up to date; return False if it must be read from a copy."""
+def _prepare_in_place(file: Path) -> bool:
+    """Update the addresses in a database; return False if it must be read from a copy."""
     try:
         with locked(file.with_name(f"{file.name}.lock")) as lock:
             if "fcntl" in lock_faults(lock) or SqliteRecords.of(f"sqlite:///{file}") is None:

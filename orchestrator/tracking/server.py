@@ -31,7 +31,7 @@ _DRIVERS = {
 }  # module -> package
 
 CHECK_SECONDS = 2.0  # for a database that another process has locked; `create_database` waits longer
-MOUNT = "Mount it with flock (Lustre) or local_lock=all (NFS), or choose a folder on another disk with --runs."
+MOUNT_LOCKS = "Mount it with flock (Lustre) or local_lock=all (NFS)"
 
 
 def default_uri(runs: Path) -> str:
@@ -88,7 +88,11 @@ def check(uri: str, timeout: int = 5, writes: bool = True) -> None:
                 f"cannot write to {folder}", f"tracking {uri}", remedy="Choose another folder with --runs."
             )
         if writes and (fault := lock_faults_in(nearest).get("fcntl")):  # SQLite cannot use it
-            raise ConfigError(f"its file system has no file locks ({fault.strerror})", folder, remedy=MOUNT)
+            raise ConfigError(
+                f"its file system has no file locks ({fault.strerror})",
+                folder,
+                remedy=f"{MOUNT_LOCKS}, or choose a folder on another disk with --runs.",
+            )
         if writes:
             _older_revision(file, CHECK_SECONDS)
         return
@@ -167,14 +171,14 @@ def new_client(uri: str) -> MlflowClient:
 
 
 def create_database(uri: str, is_copy: bool = False) -> None:
-    """Create a database that does not exist; upgrade that of an older MLflow, and keep its former file.
+    """Create a database that does not exist; upgrade one that an older MLflow wrote, and keep the previous file.
 
     MLflow itself would upgrade the file in place and keep nothing, and add its tables to a database of any other
     program. So the schema is compared before MLflow opens the file.
 
     Args:
         uri: of the file.
-        is_copy: the file is a temporary copy: if it is upgraded, the former file is not kept.
+        is_copy: whether the file is a temporary copy, of which no previous file is kept.
 
     Raises:
         ConfigError: if the file is of a newer MLflow or another program, damaged, or locked.
@@ -186,11 +190,11 @@ def create_database(uri: str, is_copy: bool = False) -> None:
         if (revision := _older_revision(file, WAIT_SECONDS)) is None:
             ensure_whole(file, lambda aside: new_client(aside).search_experiments(max_results=1))
         elif is_copy:
-            log.warning("tracking: mlflow.db is from an older MLflow (schema %s); a temporary copy is read", revision)
+            log.warning("tracking: an older MLflow wrote mlflow.db (schema %s); a temporary copy is read", revision)
             migrate(uri)
         else:
             kept = upgrade(file, migrate, importlib.metadata.version("mlflow"))
-            log.warning("tracking: %s was from an older MLflow and is upgraded; %s is the former file", file, kept)
+            log.warning("tracking: upgraded %s, which an older MLflow wrote; the previous file is %s", file, kept)
         new_client(uri).search_experiments(max_results=1)
     except ConfigError:
         raise
@@ -208,7 +212,7 @@ def _older_revision(file: Path, seconds: float) -> str | None:
         raise ConfigError(
             f"is from a newer MLflow (schema {revision})",
             f"tracking {file}",
-            remedy="Install that version, or choose another folder with --runs.",
+            remedy="Upgrade MLflow, or choose another folder with --runs.",
         )
     return revision if revision != newest else None
 

@@ -150,7 +150,7 @@ def refusal(path: Path) -> str:
     is_riff = head.startswith(b"RIFF")
     if head.startswith(_SOUNDS) or (is_riff and head[8:12] == b"WAVE"):
         return "is a sound file: it has no pictures. Fetch the video"
-    if is_riff and head[8:12] == b"WEBP":  # most builds of FFmpeg read no animation
+    if is_riff and head[8:12] == b"WEBP":  # most builds of FFmpeg cannot read animated WebP
         return f"is a WebP, which is not supported. Convert it: `magick {shlex.quote(path.name)} -coalesce OUT.gif`"
     kind = next((name for start, name in _OTHERS if head.startswith(start)), None)
     if kind:

@@ -43,8 +43,8 @@ _CODECS = frozenset(
         *("jpeg2000", "vvc", "gif"),
     )
 )
-_NO_FILM = "has no video stream that can be decoded"
-_STILLS = ("mjpeg", "png")  # one picture next to sound is a cover: Matroska keeps no mark of it
+_NO_VIDEO = "has no video stream that can be decoded"
+_STILLS = ("mjpeg", "png")  # one picture next to sound is a cover, which Matroska does not mark
 HIDDEN = "its edit list hides every packet"
 # Containers that store the times of packets in file order: a frame has the time of the packet after which it is shown
 _PLACED = ("avi", "asf")
@@ -148,15 +148,15 @@ def open_video(path: Path, container: str, **options: str) -> Iterator[tuple[Any
         translate_av_errors(path),
         av.open(str(path.absolute()), format=container, options=options, metadata_errors="ignore") as file,
     ):
-        stream = film_of(file)
+        stream = main_video_stream(file)
         if stream is None or stream.codec_context is None:
-            raise VideoError(str(path), _NO_FILM)
+            raise VideoError(str(path), _NO_VIDEO)
         stream.codec_context.thread_count = 1
         yield file, stream
 
 
-def film_of(file: Any) -> Any:
-    """Return the main video stream of an open file; None if it has none, or only pictures of a sound file."""
+def main_video_stream(file: Any) -> Any:
+    """Return the main video stream of an open file; None if there is none, or only cover pictures."""
     from av.stream import Disposition
 
     pictures = Disposition.attached_pic | Disposition.timed_thumbnails
@@ -183,7 +183,7 @@ def read_index(path: Path, limits: Limits, watch: Watch) -> Index:
     except VideoError as error:
         raise VideoError(str(path), missing if missing and limits.strict else error.reason) from None
     if is_cover:
-        raise VideoError(str(path), _NO_FILM)
+        raise VideoError(str(path), _NO_VIDEO)
     if limits.strict and missing and found.count != declared:
         raise VideoError(str(path), missing)
     if limits.strict and container == "mov" and found.count < declared:

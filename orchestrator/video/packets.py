@@ -3,12 +3,13 @@
 Packets serve as an index if each shows exactly one frame, at its own time. That holds for containers that store
 presentation times (MP4, Matroska, FLV, GIF) and codecs with one frame per packet. Packets of VP8, VP9 and MPEG-4, which
 may show no frame or two, are parsed. AVI has no presentation times and writes empty packets for repeated frames.
-Packets of MPEG and TS come from a parser and may be single fields. WMV and Ogg omit some times. Decoders of GIF show
-what an edit list hides. Such videos are counted by decoding them (counting.py).
+Packets of MPEG and TS come from a parser and may be single fields. WMV and Ogg omit some times. FFmpeg's decoder of
+GIF returns frames that an edit list hides. Such videos are counted by decoding them (counting.py).
 
-A program that copies packets may write times of decoding as those of presentation (FFmpeg, from AVI to MP4). They are
-then in the order of the packets, although the codec has B-frames. A decoder that seeks would return another frame. It
-therefore seeks only to a key frame whose packets are not in the order of their times; elsewhere it decodes every frame.
+A program that copies packets may write decoding times (DTS) as presentation times (PTS), as FFmpeg does from AVI to
+MP4. They are then in the order of the packets, although the codec has B-frames, and a seek would return another frame.
+If the codec has B-frames, or times are out of order, we seek only to a key frame whose group has reordered times.
+Elsewhere in such a video we decode every frame.
 """
 
 from __future__ import annotations

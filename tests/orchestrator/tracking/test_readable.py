@@ -16,7 +16,7 @@ from mlflow.store.db.utils import _get_alembic_config
 from mlflow.store.tracking.dbmodels.initial_models import Base
 
 from ctvr.orchestrator.tracking.internals import SCHEMA
-from ctvr.orchestrator.tracking.readable import _copied, _is_readable_in_place, readable_uri
+from ctvr.orchestrator.tracking.readable import _copied, _prepare_in_place, readable_uri
 from ctvr.orchestrator.tracking.server import create_database, new_client
 from tests.refusing import refuses
 
@@ -87,7 +87,7 @@ def test_no_revision_of_the_schema_is_changed_by_reading(old):
     for number, each in enumerate(REVISIONS):
         old.migrate(each)
         before = old.file.read_bytes()
-        assert not _is_readable_in_place(old.file), each
+        assert not _prepare_in_place(old.file), each
         if number % 22 == 0:  # each upgrade of a copy takes seconds
             assert names(readable_uri(old.uri)) == ["old"], each
         assert old.file.read_bytes() == before, each
