@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import re
+import shutil
 import tempfile
 import unicodedata
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.errors import NO_SPACE, ConfigError
 from ctvr.orchestrator.processes import is_running
 
 
@@ -50,34 +52,59 @@ def check_name(text: str, where: str, is_ascii: bool = False) -> None:
         )
 
 
-def require_empty(folder: Path) -> None:
-    """Refuse a folder that is not empty, or is a file.
-
-    Raises:
-        ConfigError: if the folder is not empty, or is a file.
-    """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError("already exists and is not empty", folder, remedy="Give another folder.")
-
-
-def create_output_dir(folder: Path) -> None:
-    """Create an output folder.
+def require_new(folder: Path) -> None:
+    """Check before slow work that `new_folder` can write a folder; remove what a killed one left inside.
 
     Raises:
         ConfigError: if the folder is not empty, is a file, or cannot be created.
     """
-    require_empty(folder)
+    _remove_unfinished(folder, folder.resolve().name)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError("already exists and is not empty", folder, remedy="Give another folder.")
+    check_creatable(folder)
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Write a folder of several files: yield a temporary folder, whose name becomes `folder` when the block ends.
+
+    After an exception nothing is left. What a killed process left is removed by the next call, which can thus be the
+    same command. The temporary folder is next to `folder`. If `folder` exists and is empty, it may be a mount or the
+    working folder, so the temporary folder is inside, and its content is moved up, an entry at a time.
+
+    Raises:
+        ConfigError: if the folder is not empty, is a file, or cannot be written.
+    """
+    require_new(folder)
+    target = folder.resolve()
+    parent = target if target.is_dir() else target.parent
+    temporary = parent / f".{target.name}.{os.getpid()}.tmp"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        parent.mkdir(parents=True, exist_ok=True)
+        _remove_unfinished(parent, target.name)
+        temporary.mkdir()
     except OSError as error:
         raise ConfigError(f"cannot be created ({error.strerror})", folder, remedy="Give another folder.") from error
+    try:
+        yield temporary
+        for path in list(temporary.iterdir()) if parent == target else ():
+            path.rename(target / path.name)
+        if parent != target:
+            temporary.rename(target)
+    except OSError as error:
+        if error.errno not in NO_SPACE and not str(error.filename or "").startswith(str(temporary)):
+            raise
+        remedy = "Give a folder with more free space." if error.errno in NO_SPACE else "Give another folder."
+        raise ConfigError(f"cannot be written ({error.strerror})", folder, remedy=remedy) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def check_creatable(folder: Path, option: str) -> None:
+def check_creatable(folder: Path, option: str = "") -> None:
     """Check that a folder can be written, or created where it does not exist. Nothing is created.
 
     Raises:
-        ConfigError: if it cannot; the message names `option`.
+        ConfigError: if it cannot; the message names `option`, if one is given.
     """
     try:
         with tempfile.TemporaryFile(dir=_nearest(folder.absolute())):
@@ -85,13 +112,13 @@ def check_creatable(folder: Path, option: str) -> None:
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"cannot be written ({reason})", f"{option} {folder}", remedy="Choose another folder."
+            f"cannot be written ({reason})", f"{option} {folder}".lstrip(), remedy="Choose another folder."
         ) from error
 
 
 def publish(path: Path, content: bytes) -> Path:
     """Write a file atomically; if the disk is full, no partial file is left. Remove what killed writers left there."""
-    _remove_unfinished(path.parent)
+    _remove_once(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(content)
@@ -106,14 +133,23 @@ def publish(path: Path, content: bytes) -> Path:
     return path
 
 
-@functools.cache
-def _remove_unfinished(folder: Path) -> None:
-    """Remove the temporary files of `publish` whose writers have ended."""
+_remove_once = functools.cache(lambda folder: _remove_unfinished(folder))
+
+
+def _remove_unfinished(folder: Path, name: str = "") -> None:
+    """Remove the temporary files of `publish`, or the folders that `new_folder` made for `name`, of ended writers.
+
+    In a container, every process may have the ID of this one.
+    """
     with suppress(OSError):
-        for file in folder.glob(".*.tmp"):
-            found = re.fullmatch(r"\..+\.(\d{1,9})\.tmp", file.name)
-            if found and not is_running(int(found[1])):
-                file.unlink()
+        for path in folder.iterdir():
+            found = re.fullmatch(r"\.(.+)\.(\d{1,9})\.tmp", path.name)
+            if not found or (is_running(int(found[2])) and not (name and int(found[2]) == os.getpid())):
+                continue
+            if not name:
+                path.unlink()
+            elif found[1] == name and not path.is_symlink():
+                shutil.rmtree(path)
 
 
 def write_in_runs(path: Path, content: bytes) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, plugins
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.output_dir import create_output_dir, nearest_name
+from ctvr.orchestrator.output_dir import nearest_name, new_folder
 
 MODULE = '''\
 """CLASS: CLIP with only its LayerNorms trained. Replace this method and this line with yours.
@@ -159,12 +159,12 @@ def new_method(name: str, into: Path = Path()) -> str:
         raise ConfigError(f"new method {name!r}: would shadow an installed module of this name. Choose another name.")
     if not into.is_dir():
         raise ConfigError("is not a folder", f"--into {into}", remedy="Create it first, or omit --into.")
-    create_output_dir(folder)
     cls = "".join(part.capitalize() for part in name.split("_")) or "Method"
     files = {"pyproject.toml": PROJECT, f"{name}.py": MODULE, f"{name}_space.py": SPACE, f"test_{name}.py": TEST}
-    for file, text in files.items():
-        made = text.replace("NAME", name).replace("CLASS", cls).replace("DASHED", name.replace("_", "-"))
-        (folder / file).write_text(made, encoding="utf-8")
+    with new_folder(folder) as new:
+        for file, text in files.items():
+            made = text.replace("NAME", name).replace("CLASS", cls).replace("DASHED", name.replace("_", "-"))
+            (new / file).write_text(made, encoding="utf-8")
     place = f"{name}:{cls}"
     return "\n".join(
         [

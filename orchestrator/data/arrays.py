@@ -175,7 +175,7 @@ def write_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> Path:
         for name, array in arrays:
             file = folder / f"{name}.npy"
             if not file.resolve().is_relative_to(folder.resolve()):
-                raise ConfigError(f"{name!r}: as a file name it points outside {folder}. Write npz, or rename it.")
+                raise ConfigError(f"{name!r}: as a file name it points outside its folder. Write npz, or rename it.")
             file.parent.mkdir(parents=True, exist_ok=True)
             np.save(file, array, allow_pickle=False)
         return folder

@@ -24,7 +24,8 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.jobs.export_dataset import link_files, without_others
 from ctvr.orchestrator.learning.run.factory import load_clip
-from ctvr.orchestrator.output_dir import create_output_dir, require_empty
+from ctvr.orchestrator.output_dir import new_folder, require_new
+from ctvr.orchestrator.settings.experiment import Experiment
 from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.streams.captions import cell_of
 from ctvr.orchestrator.streams.stream import Item, Stream, iter_items
@@ -54,7 +55,7 @@ def export_stream(
     """
     if form not in FORMS:
         raise ConfigError(f"{form!r} is not a known format", "--form", remedy=f"Choose one of {', '.join(FORMS)}.")
-    require_empty(out)
+    require_new(out)
     if "frames" in what and form == "parquet":
         raise ConfigError("parquet cannot store frames", "--form", remedy="Write npz, npy, pt or h5.")
     manifest = find_manifest(name)
@@ -65,62 +66,71 @@ def export_stream(
     if stream.has_features and "frames" in what:
         raise ConfigError(f"stream {stream.name} has features and no frames", "--frames", remedy="Omit it.")
     experiment = resolve({"method": "zero_shot", "stream": manifest, **overrides}, stream.settings)
-    create_output_dir(out)
     stream = execution.load_stream(manifest)  # renders videos, after all checks
-    names: list[str] = []
     notes: list[str] = []
     if "files" in what:
         if missing := missing_videos(stream):
             raise ConfigError(f"--files: {len(missing)} videos of {stream.name} are missing, first {missing[0].path}.")
         stream, notes = without_others(stream, manifest, execution, "--files")
-        rows = link_files([(task, item) for task, _, item in iter_items(stream)], out / "videos", "--files")
-        names = [row["file_name"] for row in rows]
-    lines = [f"{_write_table(stream, out, names)} captions: {out / 'table.csv'}, {out / 'manifest.json'}"]
-    if names:
-        words = f"{out / 'table.csv'} --videos {out / 'videos'} --name NAME"
-        lines += [
-            f"{len(names)} videos: {out / 'videos'}",
-            *notes,
-            f"import them with: ctvr streams import csv {words}",
-        ]
-    if "frames" not in what and "features" not in what:
-        return "\n".join(lines)
+    with new_folder(out) as new:
+        names: list[str] = []
+        if "files" in what:
+            rows = link_files([(task, item) for task, _, item in iter_items(stream)], new / "videos", "--files")
+            names = [row["file_name"] for row in rows]
+        lines = [f"{_write_table(stream, new, names)} captions: {out / 'table.csv'}, {out / 'manifest.json'}"]
+        if names:
+            words = f"{out / 'table.csv'} --videos {out / 'videos'} --name NAME"
+            lines += [
+                f"{len(names)} videos: {out / 'videos'}",
+                *notes,
+                f"import them with: ctvr streams import csv {words}",
+            ]
+        if "frames" in what or "features" in what:
+            lines += _write_arrays(stream, experiment, execution, new, out, form, what)
+    return "\n".join(lines)
+
+
+def _write_arrays(
+    stream: Stream, experiment: Experiment, execution: ExecutionConfig, new: Path, out: Path, form: str, what: list[str]
+) -> list[str]:
+    """Write frames and features to the folder `new`, which is later called `out`; return a line for each file."""
     clip = attach_features(load_clip(experiment.backbone), stream)
     source = frame_source(stream, execution.places().open_store(), experiment.data, clip.image_size, clip.resize)
     stream, _ = prepare_stream(stream, source, stream.splits, experiment.data.skip_missing)
-    items = [item for _, _, item in iter_items(stream)]
+    items, lines = [item for _, _, item in iter_items(stream)], list[str]()
     if "frames" in what:
         frames = ((item.video, source.load(item)) for item in items)  # one at a time, because all frames take gigabytes
-        lines.append(f"frames of {len(items)} videos: {write_arrays(out / f'frames.{form}', frames)}")
+        written = write_arrays(new / f"frames.{form}", frames)
+        lines.append(f"frames of {len(items)} videos: {out / written.name}")
     if "features" in what:
         torch.set_num_threads(experiment.run.threads)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         set_determinism(device, experiment.run.deterministic, experiment.run.precision)
         clip = clip.to(device).eval()
         data = StreamData(stream, source, clip.tokenize, clip.mean, clip.std, experiment.data, device)
-        lines += _write_features(data, items, clip, out, form)
-    return "\n".join(lines)
+        lines += _write_features(data, items, clip, new, out, form)
+    return lines
 
 
 @torch.no_grad()
-def _write_features(data: StreamData, items: list[Item], clip: Any, out: Path, form: str) -> list[str]:
+def _write_features(data: StreamData, items: list[Item], clip: Any, new: Path, out: Path, form: str) -> list[str]:
     videos = ((item.video, clip.vision(data.load_video(item))[0].cpu().numpy()) for item in items)
     texts: dict[str, np.ndarray] = {}
     for caption in dict.fromkeys(caption for item in items for caption in item.captions):
         texts[caption] = clip.text(data.tokens([caption]).to(data.device))[0].cpu().numpy()
-    written = write_arrays(out / f"features.{form}", videos)
+    written = out / write_arrays(new / f"features.{form}", videos).name
     lines = [f"features of {len(items)} videos: {written}"]
     in_order = np.stack([texts[caption] for item in items for caption in item.captions])
-    np.save(out / "text_features.npy", in_order, allow_pickle=False)  # in every format: captions are not file names
+    np.save(new / "text_features.npy", in_order, allow_pickle=False)  # in every format: captions are not file names
     lines.append(f"features of {len(in_order)} captions, a row for each line of the table: {out / 'text_features.npy'}")
     words = f"table={out / 'table.csv'} features={written} text={out / 'text_features.npy'}"
     return [*lines, f"import them with: ctvr streams import features {words} --name NAME"]
 
 
-def _write_table(stream: Stream, out: Path, names: Sequence[str]) -> int:
+def _write_table(stream: Stream, new: Path, names: Sequence[str]) -> int:
     """Write `table.csv` and `manifest.json`; return the number of captions. `names` are the names of exported files."""
     lines = 0
-    with (out / "table.csv").open("w", encoding="utf-8", newline="") as file:
+    with (new / "table.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         for number, (task, split, item) in enumerate(iter_items(stream)):
@@ -145,7 +155,7 @@ def _write_table(stream: Stream, out: Path, names: Sequence[str]) -> int:
         "text_features": stream.text_features and stream.text_features.lstrip("/"),
         "tasks": tasks,
     }
-    (out / "manifest.json").write_text(json.dumps(manifest, ensure_ascii=False, indent=1), encoding="utf-8")
+    (new / "manifest.json").write_text(json.dumps(manifest, ensure_ascii=False, indent=1), encoding="utf-8")
     return lines
 
 

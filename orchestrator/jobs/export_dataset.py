@@ -20,7 +20,7 @@ from typing import Any
 from ctvr.orchestrator.addresses import is_allowed
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
-from ctvr.orchestrator.output_dir import create_output_dir, require_empty
+from ctvr.orchestrator.output_dir import new_folder, require_new
 from ctvr.orchestrator.streams.load import plain_name
 from ctvr.orchestrator.streams.stream import SPLITS, Item, Stream, StreamTask, iter_items
 from ctvr.orchestrator.streams.videos import FOLDERS, METADATA, STREAM, drop_videos, missing_videos
@@ -44,7 +44,7 @@ def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: st
         ConfigError: for a folder that is not empty, a stream of images, features or chunks, videos that are missing,
             elsewhere or folders of frames, or a disk that is full.
     """
-    require_empty(out)
+    require_new(out)
     manifest = find_manifest(name)
     stream = execution.load_stream(manifest, render=False)
     if stream.domain == "images" or stream.has_features:
@@ -54,7 +54,6 @@ def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: st
         raise ConfigError(
             f"--hf: stream {stream.name} is cut into chunks, which a data set cannot represent. Omit _chunks or _drift."
         )
-    create_output_dir(out)
     stream = execution.load_stream(manifest)  # renders videos, after all checks
     if missing := missing_videos(stream):
         raise ConfigError(
@@ -63,20 +62,16 @@ def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: st
         )
     stream, notes = without_others(stream, manifest, execution, "--hf")
     lines: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
-    try:
+    with new_folder(out) as new:
         for split in SPLITS:
             items = [(task, item) for task in stream.tasks for item in getattr(task, split)]
-            lines[split] = list(link_files(items, out / FOLDERS[split], "--hf"))
+            lines[split] = list(link_files(items, new / FOLDERS[split], "--hf"))
         for split, rows in lines.items():
             text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             if rows:
-                (out / FOLDERS[split] / METADATA).write_text(text, encoding="utf-8")
-        (out / STREAM).write_text(json.dumps(_about(stream), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        (out / "README.md").write_text(_card(stream, lines, licence), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"cannot be written ({error.strerror})", out, remedy="Give a folder with more free space."
-        ) from error
+                (new / FOLDERS[split] / METADATA).write_text(text, encoding="utf-8")
+        (new / STREAM).write_text(json.dumps(_about(stream), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        (new / "README.md").write_text(_card(stream, lines, licence), encoding="utf-8")
     counts = ", ".join(f"{FOLDERS[split]} {len(rows)}" for split, rows in lines.items() if rows)
     notes = [f"written: {out} ({counts} videos)", *notes]
     return (

@@ -19,7 +19,7 @@ from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.find_model import find_run
 from ctvr.orchestrator.jobs.load_model import load
 from ctvr.orchestrator.learning.record.method_state import save_model
-from ctvr.orchestrator.output_dir import create_output_dir, require_empty
+from ctvr.orchestrator.output_dir import new_folder, require_new
 from ctvr.orchestrator.tables.setting_diff import run_preprocessing
 from ctvr.orchestrator.tracking.run_record import RunRecord
 
@@ -52,7 +52,7 @@ def export_hf(folder: Path, name: str, execution: ExecutionConfig, licence: str 
     Raises:
         ConfigError: for a folder that is not empty, an unknown model, or weights of an unknown licence.
     """
-    require_empty(folder)
+    require_new(folder)
     run = find_run(name, execution)
     groups = ("backbone", "upgrade") if int(run.settings.get("upgrade.task", 0)) else ("backbone",)
     weights = {f"{group}.weights": str(run.settings.get(f"{group}.weights", "")) for group in groups}
@@ -61,7 +61,6 @@ def export_hf(folder: Path, name: str, execution: ExecutionConfig, licence: str 
     if not licence:
         named = " and ".join(f"{setting}={value}" for setting, value in weights.items())
         raise ConfigError(f"--license: the licence of {named} is unknown. Give it, for example --license mit.")
-    create_output_dir(folder)
     model = load(run.run_id, execution)
     stream = model.stream
     if stream is None:
@@ -73,16 +72,17 @@ def export_hf(folder: Path, name: str, execution: ExecutionConfig, licence: str 
     for setting in (*weights, *(f"{group}.sha256" for group in groups), "backbone.vocabulary"):
         if "/" in (named := str(settings.get(setting, ""))):
             settings[setting] = Path(named).name
-    save_model(model.trained.method.cpu(), settings, stream, folder)
-    digests = {
-        "model.safetensors": digest_file(folder / "model.safetensors"),
-        "stream": run.tags.get("ctvr.stream_digest", ""),
-        "frames": run.tags.get("ctvr.frames", ""),
-        "result": run.tags.get("ctvr.result", ""),
-    }
-    seeds = _seeds(run, execution)
-    (folder / "README.md").write_text(_card(run, stream.name, licence, digests, seeds, settings), encoding="utf-8")
-    (folder / "provenance.json").write_text(run.tags.get("ctvr.provenance", "{}"), encoding="utf-8")
+    with new_folder(folder) as new:
+        save_model(model.trained.method.cpu(), settings, stream, new)
+        digests = {
+            "model.safetensors": digest_file(new / "model.safetensors"),
+            "stream": run.tags.get("ctvr.stream_digest", ""),
+            "frames": run.tags.get("ctvr.frames", ""),
+            "result": run.tags.get("ctvr.result", ""),
+        }
+        card = _card(run, stream.name, licence, digests, _seeds(run, execution), settings)
+        (new / "README.md").write_text(card, encoding="utf-8")
+        (new / "provenance.json").write_text(run.tags.get("ctvr.provenance", "{}"), encoding="utf-8")
     return (
         f"written: {folder} (model.safetensors, model.json, provenance.json, README.md), licence {licence}\n"
         f"use it: ctvr search 'a text' --model {shlex.quote(str(folder))}\n"

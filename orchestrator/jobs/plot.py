@@ -10,6 +10,7 @@ from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.load_model import load, load_task_checkpoints
+from ctvr.orchestrator.output_dir import publish
 from ctvr.orchestrator.pages.frames import draw_attention, draw_expert_weights, draw_merges, encode_pictures
 from ctvr.orchestrator.retrieval.attention import attention_maps, expert_weights, merges, score_matrices
 from ctvr.orchestrator.retrieval.drift import text_drift
@@ -65,7 +66,7 @@ def plot(
     )
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        file.write_bytes(drawn)
+        publish(file, drawn)
     except OSError as error:
         raise ConfigError(f"plot: {file} cannot be written ({error.strerror}). Give another --out.") from error
     say(f"written: {file}")

@@ -1,14 +1,19 @@
 """Names of output folders."""
 
+import errno
 import os
+import signal
 import subprocess
 import sys
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
 
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.output_dir import check_name, nearest_name, publish
+from ctvr.orchestrator.output_dir import check_name, nearest_name, new_folder, publish, require_new
+from tests.in_subprocess import in_subprocess
+from tests.refusing import refuses
 
 
 @pytest.mark.wording
@@ -75,3 +80,57 @@ def test_a_file_that_another_machine_removes_is_written_again(tmp_path, monkeypa
     monkeypatch.setattr(os, "replace", removed_once)
     assert publish(tmp_path / "a.csv", b"whole").read_bytes() == b"whole"
     assert [file.name for file in tmp_path.iterdir()] == ["a.csv"]
+
+
+def die_while_writing(folder, done):
+    with new_folder(folder) as new:
+        for name in ("a", "b")[:done]:
+            (new / name).write_text("half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize("done", [0, 2])
+def test_a_folder_of_a_killed_process_is_written_by_the_next_call(tmp_path, exists, done):
+    target = tmp_path / "out"
+    target.mkdir() if exists else None
+    with pytest.raises(BrokenProcessPool):
+        in_subprocess(die_while_writing, target, done)
+    assert len(list((target if exists else tmp_path).iterdir())) == 1  # the temporary folder
+    require_new(target)
+    with new_folder(target) as new:
+        (new / "a").write_text("whole")
+    assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*")] == [Path("out"), Path("out/a")]
+    with refuses(where="out", remedy=True):
+        require_new(target)
+
+
+def test_a_folder_is_written_in_a_container_where_each_process_has_one_id(tmp_path):
+    (tmp_path / f".out.{os.getpid()}.tmp").mkdir()
+    with new_folder(tmp_path / "out") as new:
+        (new / "a").write_text("whole")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_running_writer_and_foreign_folders_are_kept(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    kept = {f".out.{os.getppid()}.tmp", f".other.{ended.pid}.tmp", ".out.tmp"}
+    for name in kept:
+        (tmp_path / name).mkdir()
+    with new_folder(tmp_path / "out"):
+        pass
+    assert {path.name for path in tmp_path.iterdir()} == {*kept, "out"}
+
+
+def fail_while_writing(folder, error):
+    with new_folder(folder) as new:
+        (new / "a").write_text("half")
+        raise error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")])
+def test_nothing_is_left_of_a_folder_that_fails(tmp_path, error):
+    with pytest.raises(ConfigError if isinstance(error, OSError) else KeyboardInterrupt):
+        fail_while_writing(tmp_path / "out", error)
+    assert not list(tmp_path.iterdir())

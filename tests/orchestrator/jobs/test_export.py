@@ -2,8 +2,11 @@
 
 import csv
 import io
+import os
 import re
+import signal
 import tarfile
+from concurrent.futures.process import BrokenProcessPool
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,6 +24,7 @@ from ctvr.orchestrator.jobs.export import export_stream
 from ctvr.orchestrator.learning.run.execute import RunPaths, execute
 from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.streams.load import load_stream
+from tests.in_subprocess import in_subprocess
 from tests.refusing import missing_from, refuses
 
 
@@ -201,7 +205,7 @@ def test_wrong_features_are_refused_in_one_line(exported, tmp_path, capsys):
     assert "captions have features of shape (1, 5), videos of 3 numbers" in capsys.readouterr().err
     for folder, words, message in (
         (out, (), "already exists and is not empty"),
-        (Path("/proc/x"), (), "/proc/x: cannot be created (No such file or directory). Give another folder."),
+        (Path("/proc/x"), (), "/proc/x: cannot be written (No such file or directory)"),
         (tmp_path / "e", ("data.num_frames=0", "--features"), "num_frames must be >= 1, got 0"),
         (tmp_path / "e", ("--features", "data.num_frames=0"), "num_frames must be >= 1, got 0"),
     ):  # before anything is rendered
@@ -238,3 +242,21 @@ def test_an_exported_model_ranks_as_the_run_and_its_card_has_metrics(learned, tm
     ):
         assert main(["export", "hf", *words, *runs]) == 2
         assert message in capsys.readouterr().err
+
+
+def export_and_die(stream, root, out, function):
+    owner, _, name = function.rpartition(".")
+    setattr({"np": np, "Path": Path}[owner], name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+    export_stream(stream, {}, ExecutionConfig(runs=root / "runs"), out, "npz", ["features"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", ["Path.write_text", "np.save", "Path.rename"])
+def test_the_export_of_a_killed_process_is_repeated_by_the_same_command(few, exported, tmp_path, function):
+    out = tmp_path / "out"
+    with pytest.raises(BrokenProcessPool):
+        in_subprocess(export_and_die, few, exported, out, function)
+    assert not out.exists()
+    assert main(["streams", "export", str(few), str(out), "--features", "--runs", str(exported / "runs")]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert len(read_arrays(out / "features.npz")) == 8
