@@ -106,7 +106,7 @@ LIBRARIES: dict[str, set[str]] = {
         "starlette": "serving",
         "uvicorn": "serving",
         "obstore": "store",
-        "pydantic": "config",
+        "pydantic": "config on_ray",
         "psutil": "processes on_ray cli",
         "av": "video synthetic doctor",
         "decord": "video",

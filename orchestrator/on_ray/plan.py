@@ -16,7 +16,8 @@ from ctvr.methods.settings import SettingError, setting
 from ctvr.orchestrator.config import Settings, build, suggest
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.on_ray.plan_places import own_places, writer_of
+from ctvr.orchestrator.on_ray.plan_places import OPTIONS, own_places, writer_of
+from ctvr.orchestrator.on_ray.plan_types import check_types, naming_plan, wrong_value
 from ctvr.orchestrator.output_dir import publish
 from ctvr.orchestrator.redaction import redact_data
 from ctvr.orchestrator.streams.manifest import read_json
@@ -302,7 +303,7 @@ def read_plan(folder: Path, name: str) -> tuple[TrialPlan, dict[str, Any]]:
     """Read the plan that `write_plan` wrote. The places in one from elsewhere do not count (`require_given`).
 
     Raises:
-        ConfigError: if there is no sweep of that name, or its plan is from an incompatible version.
+        ConfigError: if there is no sweep of that name, or its plan has a wrong value or is from another version.
     """
     file = folder / "plan.json"
     if not os.path.lexists(file):
@@ -310,13 +311,19 @@ def read_plan(folder: Path, name: str) -> tuple[TrialPlan, dict[str, Any]]:
         raise ConfigError(
             f"{name!r} does not exist.{suggest(name, known)} Known: {', '.join(known) or 'none yet'}.", "sweep"
         )
-    try:
-        kept = read_json(file)
-        written, parts = own_places(
-            kept.pop("plan"), {name: dict(part) if name in _PARTS else part for name, part in kept.items()}, folder
-        )
+    kept = read_json(file)
+    for part in ("", "plan", *_PARTS):
+        if not isinstance(found := kept if not part else kept.get(part, {}), dict):
+            raise wrong_value("is not an object", file, part, found)
+    check_types(TrialPlan, kept.get("plan"), file, "plan")
+    for part, key in (("plan", "sweep"), ("request", "name")):
+        if (named := kept.get(part, {}).get(key, name)) != name:
+            raise wrong_value(f"is not the name of the folder, {name}", file, f"{part}.{key}", named)
+    for key in ("root", *(each for each in OPTIONS if each in kept["plan"])):
+        if (
+            (place := kept["plan"].get(key)) and "://" not in place and not os.path.isabs(place)
+        ):  # `write_plan` gets absolute paths
+            raise wrong_value("is not an absolute path", file, f"plan.{key}", place)
+    with naming_plan(file):
+        written, parts = own_places(kept.pop("plan"), kept, folder)
         return replace(build(TrialPlan, written, dotted=False), trusted=()), parts
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(
-            f"{file} is not a plan of this version ({str(error)[:300]})", f"sweep {name}", remedy="Start a new sweep."
-        ) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ctvr.methods.backbone.architectures import SHIPPED
@@ -21,6 +22,7 @@ from ctvr.orchestrator.learning.evaluation.protocols import protocol_of
 from ctvr.orchestrator.learning.run.execute import check_streams
 from ctvr.orchestrator.learning.run.factory import load_clip
 from ctvr.orchestrator.on_ray.plan import SEARCHED, SearchConfig, brackets_for
+from ctvr.orchestrator.on_ray.plan_types import check_types, naming_plan
 from ctvr.orchestrator.on_ray.search import count_listed, count_trials
 from ctvr.orchestrator.on_ray.search_space import within
 from ctvr.orchestrator.settings.experiment import Experiment
@@ -82,18 +84,16 @@ def request_search(
     return SweepRequest(name, stream, preset, overrides, **more)
 
 
-def read_request(name: str, kept: Mapping[str, Any]) -> SweepRequest:
-    """Restore a request from plan.json.
+def read_request(file: Path, kept: Mapping[str, Any]) -> SweepRequest:
+    """Restore a request from the file plan.json, whose part `request` is `kept`.
 
     Raises:
-        ConfigError: if another version wrote the plan.
+        ConfigError: for a wrong value, or if another version wrote the plan.
     """
-    try:
-        return build(SweepRequest, {**kept, "preset": parse_preset(kept["preset"])}, dotted=False)
-    except (ConfigError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"its plan is of another version ({str(error)[:300]})", f"sweep {name}", remedy="Start a new sweep."
-        ) from error
+    check_types(SweepRequest, kept, file, "request")
+    with naming_plan(file):
+        preset = parse_preset(kept.get("preset"))
+        return build(SweepRequest, {**kept, "preset": preset}, "request", dotted=False)
 
 
 @dataclass(frozen=True)

@@ -294,4 +294,5 @@ def _overrides_of(sweep: RunRecord, execution: ExecutionConfig) -> Settings | No
     if not (execution.folder(sweep.name) / "plan.json").is_file():
         return None
     kept = read_plan(execution.folder(sweep.name), sweep.name)[1]
-    return dict(kept.get("request", {}).get("overrides", {}))
+    overrides = kept.get("request", {}).get("overrides", {})
+    return dict(overrides) if isinstance(overrides, dict) else None

@@ -23,6 +23,7 @@ from ctvr.orchestrator.on_ray.connection import check_local, cluster
 from ctvr.orchestrator.on_ray.memory import worker_bytes
 from ctvr.orchestrator.on_ray.plan import Capacity, SearchOutcome, TrialPlan, join_uri
 from ctvr.orchestrator.on_ray.plan_places import OPTIONS, require_given
+from ctvr.orchestrator.on_ray.plan_types import check_types
 from ctvr.orchestrator.settings.experiment import Experiment
 from ctvr.orchestrator.sweeps.preflight import check_hours
 from ctvr.orchestrator.tracking.server import default_uri
@@ -176,6 +177,8 @@ def restore_execution(execution: ExecutionConfig, plan: TrialPlan, kept: Mapping
     given = (execution.address, execution.store, execution.ray_storage, execution.videos)
     require_given(plan.sweep, kept, dict(zip(OPTIONS.values(), given)))
     kept_where = {name: value for name, value in kept.get("where", {}).items() if name in _WHERE}
+    file = execution.folder(plan.sweep) / "plan.json"
+    check_types(ExecutionConfig, kept_where, file, "where")
     first = build(ExecutionConfig, kept_where, dotted=False)
     where = {name: getattr(first, name) for name in kept_where if getattr(execution, name) in (None, 1)}
     return replace(

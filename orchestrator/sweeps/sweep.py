@@ -17,6 +17,7 @@ from ctvr.orchestrator.errors import Interrupted, RunsFailed
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.on_ray.capacity import capacity, final_concurrency
 from ctvr.orchestrator.on_ray.plan import SearchOutcome, TrialPlan, read_plan, write_plan
+from ctvr.orchestrator.on_ray.plan_types import naming_plan
 from ctvr.orchestrator.on_ray.search import describe_space
 from ctvr.orchestrator.on_ray.search_space import RowPlan, SearchSpace
 from ctvr.orchestrator.on_ray.tune import can_resume, run_rows
@@ -83,11 +84,15 @@ def resume(name: str, execution: ExecutionConfig) -> str:
         ConfigError: if it does not exist, or another version wrote its plan.
     """
     check_name(name, "--resume")
-    trials, kept = read_plan(execution.folder(name), name)
+    file = execution.folder(name) / "plan.json"
+    trials, kept = read_plan(file.parent, name)
+    request = read_request(file, kept.get("request", {}))
     execution.check()
     execution = restore_execution(execution, trials, kept)
-    with only_driver(execution.folder(name), name), named_in(f"sweep {name}, plan.json"):
-        plan = plan_sweep(read_request(name, kept.get("request", {})), execution)
+    with only_driver(file.parent, name), named_in(f"sweep {name}, plan.json"):
+        with naming_plan(file):
+            execution.check()
+            plan = plan_sweep(request, execution)
         return _drive(plan, execution, trials)
 
 

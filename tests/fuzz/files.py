@@ -108,12 +108,15 @@ PRESET = {
 
 PLAN = {
     "plan": {
-        **dict.fromkeys(("sweep", "root", "store", "tracking_uri", "parent", "storage"), "x"),
+        "sweep": "s",
+        "tracking_uri": "x",
+        "parent": "x",
+        **dict.fromkeys(("root", "store", "storage"), "/x"),
         "presets": ["paper"],
     },
     "request": {
         "stream": "s",
-        "name": "n",
+        "name": "s",
         "overrides": {"optim.epochs": 1},
         "space": ["a=1,2"],
         "preset": {"title": "", "protocol": "any", "stream": "s", "rows": [{"name": "lwf", "method": "lwf"}]},

@@ -160,7 +160,7 @@ def _plan(path: Path) -> object:
 
     plan, kept = read_plan(path.parent, "s")
     restore_execution(ExecutionConfig(), plan, kept).check()
-    return read_request("s", kept.get("request", {}))
+    return read_request(path, kept.get("request", {}))
 
 
 def _told(path: Path) -> object:

@@ -34,7 +34,7 @@ def test_an_unknown_sweep_names_the_nearest_one(plan, tmp_path):
 def test_a_plan_of_another_version_is_refused(tmp_path, text):
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "plan.json").write_text(text)
-    with refuses(where="sweep s"):
+    with refuses("plan.json", remedy=True):
         read_plan(tmp_path / "s", "s")
 
 

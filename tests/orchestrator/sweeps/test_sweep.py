@@ -1,9 +1,12 @@
 """Parts of a search that are checked before it starts, and its end. With a cluster: on_ray/test_sweeps.py."""
 
 import json
+import operator
+import random
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from functools import reduce
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -19,14 +22,16 @@ from ctvr.orchestrator.sweeps import session
 from ctvr.orchestrator.sweeps.plan import SweepRequest, plan_sweep, read_request, request_search
 from ctvr.orchestrator.sweeps.plan_text import describe_best, describe_plan, describe_scheduler
 from ctvr.orchestrator.sweeps.planned_search import PlannedSearch
-from ctvr.orchestrator.sweeps.session import trial_plan
-from ctvr.orchestrator.sweeps.sweep import _conclude, sweep
+from ctvr.orchestrator.sweeps.session import resume_options, trial_plan
+from ctvr.orchestrator.sweeps.sweep import _conclude, resume, sweep
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
 from ctvr.search_spaces import SPACES
 from tests.refusing import refused
 from tests.small_stream import write_stream
 
+LRS = ("optim.lr_scale=1,2",)
+UNTYPED = {"settings", "overrides", "search", "writer"}  # parts of a plan.json whose values have no declared type
 GMACS = "stream/cost/video_gmacs"
 
 
@@ -314,13 +319,58 @@ def test_a_sweep_that_exists_is_not_overwritten(few, execution):
 
 def test_a_request_comes_back_from_json():
     asked = request("few", presets=("a",), space=("b=1",), baselines=("c",), search={"trials": 3}, seeds=2)
-    assert read_request("s", json.loads(json.dumps(asdict(asked)))) == asked
+    assert read_request(Path("plan.json"), json.loads(json.dumps(asdict(asked)))) == asked
 
 
 @pytest.mark.parametrize("change", [{"colour": "red"}, {"preset": None}, {"preset": {"rows": "lwf"}}, {"overrides": 3}])
 def test_a_request_of_another_version_is_refused_in_one_line(change):
-    refused(lambda: read_request("s", {**asdict(request("few")), **change}), "version", where="sweep s")
-    refused(lambda: read_request("s", {}), "version", where="sweep s")
+    kept = {**json.loads(json.dumps(asdict(request("few")))), **change}
+    refused(lambda: read_request(Path("plan.json"), kept), "plan.json", *change)
+    refused(lambda: read_request(Path("plan.json"), {}), "plan.json", remedy=True)
+
+
+def leaves(data, *path):
+    """Return the path of each value in JSON that is not a filled list or object, and the value."""
+    parts = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    found = [leaf for key, part in parts for leaf in leaves(part, *path, key)]
+    return found or [(path, data)]
+
+
+class RayIsStarted(Exception):
+    pass
+
+
+def start_ray(execution):
+    raise RayIsStarted
+
+
+def test_an_edited_plan_is_refused_before_ray_by_file_key_and_value(few, execution, monkeypatch):
+    monkeypatch.setattr("ctvr.orchestrator.sweeps.sweep.ray_cluster", start_ray)
+    asked = request(few, presets=("shapes",), search={"trials": 2}, seeds=2, baselines=("zero_shot",), space_add=LRS)
+    plan = replace(trial_plan(execution, "s"), parent="0b1a", presets=("shapes",), tags={"ctvr.role": "trial"})
+    write_plan(plan, execution.folder("s"), request=asdict(asked), where=resume_options(execution))
+    file = execution.folder("s") / "plan.json"
+    written = file.read_text()
+    with pytest.raises(RayIsStarted):
+        resume("s", execution)
+    typed = [(path, value) for path, value in leaves(json.loads(written)) if not UNTYPED & {*path}]
+    changes = [(path, value, new) for path, value in typed for new in (None, 5, "x", [], {}, True)]
+    for path, value, new in random.Random(0).sample(changes, 60):
+        data = json.loads(written)
+        reduce(operator.getitem, path[:-1], data)[path[-1]] = new
+        file.write_text(json.dumps(data))
+        key, fits = ".".join(map(str, path)), type(new) is type(value) or (new == 5 and isinstance(value, float))
+        with pytest.raises((ConfigError, RayIsStarted)) as caught:
+            resume("s", execution)
+        if caught.type is RayIsStarted:
+            assert fits or value is None or key == "plan.parent", (key, new)
+            continue
+        error = caught.value
+        assert type(error) is ConfigError, error
+        assert error.where.startswith(f"{file}: "), error
+        assert error.remedy, error
+        assert fits or (error.where.endswith(f": {key}") and json.dumps(new) in error.fault), error
+        assert "\n" not in str(error), error
 
 
 def test_finished_sweep_waits_for_mlflow(few, execution, monkeypatch):
