@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -94,6 +95,18 @@ def files_below(path: Path) -> Iterator[Path]:
         return
     for each in sorted(path.iterdir()):
         yield from files_below(each)
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """Copy a file, or all files below a folder, without modes and times: exFAT, vfat and CIFS may refuse to set them.
+
+    Raises:
+        BadRecord: as `files_below`.
+    """
+    for file in files_below(source):
+        copy = target / file.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
 
 
 def _brief(value: Any) -> str:

@@ -7,7 +7,6 @@ identity is continued. Errors are raised: the `OutboxSender` (outbox.py) handles
 from __future__ import annotations
 
 import logging
-import shutil
 import sqlite3
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from ctvr.orchestrator.errors import BadRecord, ConfigError
 from ctvr.orchestrator.tracking.artifacts import ArtifactAddresses
 from ctvr.orchestrator.tracking.event_log import EventLog
 from ctvr.orchestrator.tracking.internals import PARENT, latest_points
-from ctvr.orchestrator.tracking.messages import IDENTITY, Message, check, folder_of
+from ctvr.orchestrator.tracking.messages import IDENTITY, Message, check, copy_files, folder_of
 from ctvr.orchestrator.tracking.mlflow_ui import NAME, OUR_VIEW, experiment_tags, our_view
 from ctvr.orchestrator.tracking.outbox import Outbox
 from ctvr.orchestrator.tracking.run_record import MAX_PARAM, MAX_TAG, metric_name, quoted, same, short
@@ -266,19 +265,14 @@ class Sender:
         return known
 
     def _send_files(self, run_id: str, message: Message) -> None:
-        path, into = Path(message["path"]), message["into"] or None
-        if (
-            path.is_file() and (folder := self.artifacts.local_folder(run_id)) is not None
-        ):  # as MLflow does, but without importing it
-            (folder / (into or "")).mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, folder / (into or "") / path.name)
-        elif path.is_dir():
-            self.client.log_artifacts(run_id, str(path), into)
-        else:
-            self.client.log_artifact(run_id, str(path), into)
+        self._log(run_id, Path(message["path"]), message["into"])
 
     def _send_text(self, run_id: str, message: Message) -> None:
-        self.client.log_text(run_id, message["text"], message["name"])
+        folder, _, name = message["name"].rpartition("/")
+        with tempfile.TemporaryDirectory() as temporary:
+            file = Path(temporary) / name
+            file.write_text(message["text"], encoding="utf-8", errors="backslashreplace", newline="")
+            self._log(run_id, file, folder)
 
     def _send_heatmap(self, run_id: str, message: Message) -> None:
         from ctvr.orchestrator.figures import figures  # matplotlib takes a second to import
@@ -290,7 +284,19 @@ class Sender:
             title = " on ".join(filter(None, (tags.get("ctvr.method"), tags.get("ctvr.stream"))))
             shown = {MATRICES.get(name, name): message["matrix"]}
             figures.save(figures.draw_matrices(shown, title, limits=(0.0, 100.0)), file)
-            self.client.log_artifact(run_id, str(file), folder or None)
+            self._log(run_id, file, folder)
+
+    def _log(self, run_id: str, path: Path, into: str) -> None:
+        """Add a file, or the content of a folder, to a run's artifacts.
+
+        In a local folder MLflow would set modes, which some file systems refuse; its import takes seconds.
+        """
+        if path.exists() and (folder := self.artifacts.local_folder(run_id)) is not None:
+            copy_files(path, folder / into if path.is_dir() else folder / into / path.name)
+        elif path.is_dir():
+            self.client.log_artifacts(run_id, str(path), into or None)
+        else:
+            self.client.log_artifact(run_id, str(path), into or None)
 
     def _send_name(self, run_id: str, message: Message) -> None:
         run = self.client.get_run(run_id)

@@ -19,7 +19,7 @@ from typing import IO
 from ctvr.orchestrator.errors import BadRecord, os_error_text
 from ctvr.orchestrator.output_dir import publish
 from ctvr.orchestrator.processes import hold_lock
-from ctvr.orchestrator.tracking.messages import Message, files_below, is_id, read_line
+from ctvr.orchestrator.tracking.messages import Message, copy_files, files_below, is_id, read_line
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,8 @@ class Outbox:
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / f"{len(list(folder.iterdir())):04d}" / source.name
         target.parent.mkdir()
-        return Path(shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target))
+        copy_files(source, target)
+        return target
 
     def _path(self, run_id: str) -> Path:
         return self.folder / f"{file_name(run_id)}.jsonl"

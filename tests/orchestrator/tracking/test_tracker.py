@@ -1,8 +1,10 @@
 """The tracker. These tests share one SQLite store, since creating one takes seconds."""
 
+import errno
 import json
 import logging
 import math
+import os
 import pickle
 import shutil
 import time
@@ -211,6 +213,32 @@ def test_artifacts_come_back_as_they_were(tracker, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no readable artifact 'absent\.json'"):
         reader.download(run, "absent.json")
     assert reader._sender._client is None  # MLflow's import takes seconds
+
+
+def refuse_modes(path, *_, **__):
+    raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+
+
+@pytest.mark.parametrize("is_offline", [False, True])
+def test_artifacts_are_written_where_modes_and_times_cannot_be_set(tracker, tmp_path, monkeypatch, is_offline):
+    (tmp_path / "made/below").mkdir(parents=True)
+    (tmp_path / "made/below/a.txt").write_text("a")
+    run = tracker.open_run("shapes-5", f"modes-{is_offline}", {})
+    for name in ("chmod", "utime", "setxattr"):
+        monkeypatch.setattr(os, name, refuse_modes, raising=False)
+    with monkeypatch.context() as without:
+        if is_offline:
+            without.setattr(Sender, "send", refuse_modes)
+        tracker.log_artifacts(run, tmp_path / "made", into="folder")
+        tracker.log_artifacts(run, [tmp_path / "made/below/a.txt"])
+        tracker.log_text(run, "texts/b.txt", "\u00e9\r\n")
+        tracker.log_heatmap(run, "matrix_own", [[1.0]])
+    Tracker(tracker.uri, tmp_path).flush()
+    tracker.close(run)
+    assert read(tracker, run).status == "FINISHED"
+    assert tracker.outbox.pending() == []
+    assert [tracker.download(run, name).read_bytes() for name in ("folder/below/a.txt", "a.txt")] == [b"a", b"a"]
+    assert tracker.download(run, "texts/b.txt").read_bytes() == "\u00e9\r\n".encode()
 
 
 def test_a_model_is_registered_once_per_run(tracker):
