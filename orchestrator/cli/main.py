@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import errno
 import importlib.metadata
-import logging
 import os
 import re
 import shlex
@@ -25,6 +24,7 @@ from ctvr.orchestrator.cli.attach import add_attach
 from ctvr.orchestrator.cli.data import add_cache, add_streams
 from ctvr.orchestrator.cli.frames import add_frames
 from ctvr.orchestrator.cli.guide import guide
+from ctvr.orchestrator.cli.logs import set_up_logging
 from ctvr.orchestrator.cli.method_dev import add_check_method, add_new
 from ctvr.orchestrator.cli.model import add_export, add_page, add_schema, add_search, add_serve
 from ctvr.orchestrator.cli.option_mistakes import check_options
@@ -50,10 +50,9 @@ from ctvr.orchestrator.errors import (
     os_error_text,
 )
 from ctvr.orchestrator.interpreter import name_every_file, name_home
-from ctvr.orchestrator.redaction import hide_secrets, redact, traceback_text
+from ctvr.orchestrator.redaction import redact, traceback_text
 from ctvr.orchestrator.streams.load import is_embedded
 
-log = logging.getLogger(__name__)
 SYNONYMS = {  # of other tools -> ours
     **dict.fromkeys(("ls", "list"), "runs"),
     **dict.fromkeys(("eval", "evaluate"), "table"),
@@ -183,7 +182,7 @@ def _stop(number: int, frame: object) -> None:
 
 
 def _run(argv: list[str] | None) -> int:
-    _set_up_logging()
+    set_up_logging()
     with contextlib.suppress(ValueError):  # not the main thread
         for number in (signal.SIGTERM, signal.SIGHUP):  # sent by a scheduler or a closed terminal
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
@@ -278,26 +277,6 @@ def _fail(reason: object, status: int) -> int:
     for line in reason.args if isinstance(reason, Mistakes) else [reason]:
         say(f"ctvr: {redact(str(line))}")
     return status
-
-
-class _Formatter(logging.Formatter):
-    """Formats our own records as lines for users, and those of libraries with their level and logger."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        if record.name.partition(".")[0] == "ctvr" and not record.exc_info:
-            level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
-            text = f"{level}{record.getMessage()}"
-        return printable(text, keep=LAYOUT)
-
-
-def _set_up_logging() -> None:
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    for handler in logging.getLogger().handlers:
-        handler.setFormatter(_Formatter("%(levelname)s %(name)s: %(message)s"))
-    logging.getLogger("ctvr").setLevel(logging.INFO)
-    hide_secrets()
-    logging.getLogger("root").addFilter(lambda record: "No pretrained weights loaded" not in record.getMessage())
 
 
 def _version() -> str:
