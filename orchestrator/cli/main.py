@@ -126,6 +126,11 @@ class Parser(argparse.ArgumentParser):
             parser = choices[word]
         return parser, len(words)
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help or the version as a result."""
+        if status := _print(message.removesuffix("\n")):
+            raise SystemExit(status)
+
     def error(self, message: str) -> NoReturn:
         """Report an error that only argparse finds: a missing argument or option."""
         if choice := re.fullmatch(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", message):

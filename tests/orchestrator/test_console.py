@@ -30,12 +30,26 @@ def test_a_lost_terminal_ends_no_command(lost):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="not Linux")
-def test_a_result_that_cannot_be_written_is_one_line():
+@pytest.mark.parametrize("words", ["methods", "--help", "run --help", "--version"])
+@pytest.mark.parametrize("is_buffered", [True, False])
+def test_a_result_that_cannot_be_written_is_one_line(words, is_buffered):
+    environment = {**child_environment(), "PYTHONUNBUFFERED": "" if is_buffered else "1"}
     with open("/dev/full", "w") as full:
-        command = run_module("ctvr", "methods")
-        done = subprocess.run(command, env=child_environment(), stdout=full, stderr=subprocess.PIPE, text=True)
+        command = run_module("ctvr", *words.split())
+        done = subprocess.run(command, env=environment, stdout=full, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "the result was not written to stdout: No space left on device" in done.stderr
+
+
+@pytest.mark.parametrize("words", ["methods", "--help"])
+def test_a_pipe_that_its_reader_closes_is_quiet(words):
+    read, write = os.pipe()
+    os.close(read)
+    command = run_module("ctvr", words)
+    environment = {**child_environment(), "PYTHONUNBUFFERED": ""}
+    done = subprocess.run(command, env=environment, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_durations_are_formatted_in_readable_units():
