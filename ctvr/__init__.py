@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import ctvr.interrupt  # noqa: F401 - before the next imports, which take time
 from ctvr.kernels import pin
 from ctvr.torch_import import guard
 

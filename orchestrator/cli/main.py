@@ -194,6 +194,8 @@ def _run(argv: list[str] | None) -> int:
                 signal.signal(number, _stop)
     arguments = None
     try:
+        if argv is None and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # instead of that of ctvr/interrupt.py
         arguments = make_parser().parse_args(argv)
         if arguments.command is None:
             return _print(guide(Path(os.environ.get("CTVR_RUNS") or "runs")))
