@@ -52,6 +52,7 @@ def progress(total: int, what: str, unit: str = "video", is_shown: bool = True) 
     """Return a progress bar on stderr; where stderr is not a terminal, a line every 30 s."""
     from tqdm import tqdm
 
+    what = printable(what)
     if sys.stderr is None or sys.stderr.isatty() or not is_shown:
         return tqdm(total=total, desc=what, unit=unit, disable=not is_shown)
     return tqdm(total=total, desc=what, unit=unit, file=_Lines(), mininterval=LINE_SECONDS, maxinterval=LINE_SECONDS)

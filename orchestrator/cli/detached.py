@@ -8,6 +8,7 @@ output again, `ctvr attach --stop` stops the driver cleanly. Output, command and
 
 from __future__ import annotations
 
+import codecs
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from ctvr.orchestrator.console import LAYOUT, printable, say
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.interpreter import child_environment, run_module
 from ctvr.orchestrator.output_dir import publish
@@ -99,18 +101,22 @@ def supervise(place: Path) -> int:
 
 def follow(place: Path) -> int:
     """Print a driver's output until it exits; return its exit status. Ctrl-C only stops the printing."""
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     try:
         with (place / "log").open("rb") as log:
             while True:
                 status = _status(place)  # read before the log, so that no output is missed
-                while part := log.read(2**16):
-                    sys.stdout.buffer.write(part)
+                while part := log.read(2**16):  # also of libraries and of other programs
+                    sys.stdout.write(printable(decoder.decode(part), keep=LAYOUT))
                 sys.stdout.flush()
                 if status is not None:
                     return status
                 time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
         _say("the sweep continues. To follow it again: ctvr attach; to stop it: ctvr attach --stop")
+        return 0
+    except BrokenPipeError:  # `ctvr attach 2>&1 | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # receives what is flushed at exit
         return 0
 
 
@@ -156,8 +162,7 @@ def stop(place: Path) -> int:
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(f"ctvr: {line}\n")
-    sys.stderr.flush()
+    say(f"ctvr: {line}")
 
 
 if __name__ == "__main__":

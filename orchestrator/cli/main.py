@@ -168,7 +168,9 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         if not supervisor.is_child():
             raise
-        print(traceback_text(error), file=sys.__stderr__)  # to the log, or with --verbose to the terminal
+        print(
+            printable(traceback_text(error), keep=LAYOUT), file=sys.__stderr__
+        )  # to the log, or with --verbose to the terminal
         lines = (os_error_text(error) if isinstance(error, OSError) else str(error)).strip().splitlines()
         is_unavailable = _is_unavailable(error) or _is_full(error)
         named = lines[:1] if is_unavailable else [type(error).__name__, *lines[:1]]

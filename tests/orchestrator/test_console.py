@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ctvr.orchestrator.config import unknown_setting
-from ctvr.orchestrator.console import LAYOUT, format_duration, printable, say
+from ctvr.orchestrator.console import LAYOUT, format_duration, printable, progress, say
 from ctvr.orchestrator.interpreter import child_environment, run_module
 
 
@@ -50,6 +50,11 @@ def test_a_pipe_that_its_reader_closes_is_quiet(words):
     done = subprocess.run(command, env=environment, stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_names_in_a_progress_bar_are_escaped(capsys):
+    progress(1, "rendering a\x1b[2J").close()
+    assert "rendering a\\x1b[2J" in capsys.readouterr().err
 
 
 def test_durations_are_formatted_in_readable_units():

@@ -68,3 +68,28 @@ def test_a_driver_is_ended_in_order_and_one_that_was_killed_says_so(home, capfdb
     assert detached.follow(place) == 128 + signal.SIGKILL
     assert b"killed by SIGKILL. Finished tasks are kept" in capfdbinary.readouterr().out
     assert detached.find(place.name) == place
+
+
+def test_control_characters_of_a_drivers_output_are_escaped(home, capfd):
+    place = home / "ctvr_drivers" / "a"
+    place.mkdir(parents=True)
+    (place / "status").write_text("0")
+    (place / "log").write_bytes("a\tb \x1b[2J\u202e\r é\n".encode() + b"\xff\n")
+    assert detached.follow(place) == 0
+    detached._say("c\x1b[2J")
+    said = capfd.readouterr()
+    assert said.out == "a\tb \\x1b[2J\\u202e\\r é\n\\udcff\n"
+    assert said.err == "ctvr: c\\x1b[2J\n"
+
+
+def test_a_pipe_that_its_reader_closes_ends_the_printing(home):
+    place = home / "ctvr_drivers" / "a"
+    place.mkdir(parents=True)
+    for name, text in (("status", "0"), ("pid", "0"), ("log", "line\n" * 100_000)):
+        (place / name).write_text(text)
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "ctvr", "attach"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=write, text=True)
+    os.close(write)
+    assert (done.returncode, done.stdout) == (0, "")
