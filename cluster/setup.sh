@@ -24,7 +24,9 @@ CTVR_MAX_NODES CTVR_BUDGET_HOURS"
 FSTAB=${CTVR_FSTAB:-/etc/fstab}
 DEVICES=${CTVR_RDMA_DEVICES:-/sys/class/infiniband} # efa_0, ...: EFA interfaces of an AWS machine
 AMAZON=${CTVR_AMAZON:-/opt/amazon} # where AWS installs libfabric (efa) and NCCL's plug-in for it (ofi-nccl)
-EFA_INSTALLER=${CTVR_EFA_INSTALLER:-https://efa-installer.amazonaws.com/aws-efa-installer-latest.tar.gz}
+# Next to it are its signature NAME.sig and AWS's key, whose fingerprint AWS's documentation of EFA lists
+EFA_INSTALLER=${CTVR_EFA_INSTALLER:-https://efa-installer.amazonaws.com/aws-efa-installer-1.49.0.tar.gz}
+EFA_KEY=${CTVR_EFA_KEY:-4E9091BCBB97A96B26B15E59A05480B1DD2D3CCC}
 NFS_OPTIONS=nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport
 
 fail() {
@@ -123,9 +125,21 @@ install_efa() { # AWS's Deep Learning images have it; without it NCCL uses socke
   has_efa || return 0
   [ ! -d "$AMAZON/efa/lib" ] || [ ! -d "$AMAZON/ofi-nccl/lib" ] || return 0
   folder=$(mktemp -d)
-  curl -fsSL "$EFA_INSTALLER" | tar xz -C "$folder" && (cd "$folder/aws-efa-installer" && sudo ./efa_installer.sh -y) ||
+  fetch_signed "$EFA_INSTALLER" "${EFA_INSTALLER%/*}/aws-efa-installer.key" "$EFA_KEY" "$folder" ||
+    fail "node: $EFA_INSTALLER has no signature of the key $EFA_KEY, so it is not run. Use AWS's Deep Learning image."
+  tar xzf "$folder/file" -C "$folder" && (cd "$folder/aws-efa-installer" && sudo ./efa_installer.sh -y) ||
     fail "node: the EFA libraries cannot be installed from $EFA_INSTALLER. Use AWS's Deep Learning image."
   rm -rf "$folder"
+}
+
+fetch_signed() { # $1 to $4/file, if $1.sig is its signature by the key at $2 with the fingerprint $3
+  local keys=$4/keys
+  command -v gpg >/dev/null || install_debian gnupg
+  mkdir -m 700 "$keys"
+  curl -fsSL -o "$4/file" "$1" && curl -fsSL -o "$4/signature" "$1.sig" && curl -fsSL -o "$4/key" "$2" &&
+    gpg --homedir "$keys" --batch -q --import "$4/key" 2>/dev/null &&
+    gpg --homedir "$keys" --batch -q --status-fd 3 --verify "$4/signature" "$4/file" 3>"$4/status" 2>/dev/null &&
+    grep -Eq "^\[GNUPG:\] VALIDSIG ($3 |.* $3\$)" "$4/status"
 }
 
 make_cache() { # a machine's own disks are empty after each start of it, and their mount may be root's

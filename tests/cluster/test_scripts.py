@@ -109,29 +109,78 @@ def test_a_start_brings_back_what_a_machine_had(node: Path) -> None:
     assert re.search(rf"pip install .* -e {re.escape(str(REPOSITORY))} boto3$", asked.read_text(), re.MULTILINE)
 
 
+@pytest.fixture
+def signed(node: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Make an installer of EFA, its signature and the key next to it; return the settings that name them."""
+    keys = tmp_path_factory.mktemp("keys")
+    gpg = ["gpg", "--homedir", str(keys), "--batch", "-q", "--pinentry-mode", "loopback", "--passphrase", ""]
+    subprocess.run([*gpg, "--quick-gen-key", "EFA", "ed25519", "sign"], check=True, capture_output=True)
+    listed = subprocess.run([*gpg, "--with-colons", "--list-keys"], check=True, capture_output=True, text=True).stdout
+    made = f"mkdir -p {node}/amazon/efa/lib {node}/amazon/ofi-nccl/lib"
+    put_programs(node / "aws-efa-installer", **{"efa_installer.sh": f"echo $@ >{node}/installed\n{made}"})
+    archive = node / "installer.tar.gz"
+    subprocess.run(["tar", "czf", archive, "-C", node, "aws-efa-installer"], check=True)
+    subprocess.run([*gpg, "-o", f"{archive}.sig", "--detach-sign", str(archive)], check=True)
+    subprocess.run([*gpg, "--armor", "-o", str(node / "aws-efa-installer.key"), "--export"], check=True)
+    subprocess.run(["gpgconf", "--homedir", str(keys), "--kill", "all"], check=False)
+    put_programs(node / "programs", sudo=f'touch {node}/sudo; exec "$@"')
+    (node / "infiniband").mkdir()
+    return {
+        "CTVR_EFA_INSTALLER": f"file://{archive}",
+        "CTVR_EFA_KEY": re.findall(r"^fpr:+([0-9A-F]{40}):", listed, re.MULTILINE)[0],
+        "CTVR_AMAZON": str(node / "amazon"),
+        "CTVR_RDMA_DEVICES": str(node / "infiniband"),
+    }
+
+
 @pytest.mark.parametrize("devices", [(), ("efa_0",), ("mlx5_0",)])
 @pytest.mark.parametrize("is_installed", [True, False])
 def test_a_machine_with_an_efa_interface_has_its_libraries(
-    node: Path, devices: tuple[str, ...], is_installed: bool
+    node: Path, signed: dict[str, str], devices: tuple[str, ...], is_installed: bool
 ) -> None:
-    installer, amazon, rdma = node / "aws-efa-installer", node / "amazon", node / "infiniband"
-    rdma.mkdir()
+    amazon = node / "amazon"
     for name in devices:
-        (rdma / name).mkdir()
-    made = f"mkdir -p {amazon}/efa/lib {amazon}/ofi-nccl/lib"
-    put_programs(installer, **{"efa_installer.sh": f"echo $@ >{node}/installed\n{made}"})
-    archive = node / "installer.tar.gz"
-    subprocess.run(["tar", "czf", archive, "-C", node, installer.name], check=True)
+        (node / "infiniband" / name).mkdir()
     if is_installed:
-        subprocess.run(made.split(), check=True)
-    put_programs(node / "programs", sudo='exec "$@"')
-    more = of_node(node, CTVR_RDMA_DEVICES=str(rdma), CTVR_AMAZON=str(amazon), CTVR_EFA_INSTALLER=f"file://{archive}")
-    done = script(node, SETUP, "node", "CTVR_NODES=2", **more)
+        for name in ("efa", "ofi-nccl"):
+            (amazon / name / "lib").mkdir(parents=True)
+    done = script(node, SETUP, "node", "CTVR_NODES=2", **of_node(node, **signed))
     assert done.returncode == 0, done.stderr
     is_efa = devices == ("efa_0",)
     assert (node / "installed").exists() is (is_efa and not is_installed)
     shown = shell(node, 'source ~/.ctvr_env; echo "$LD_LIBRARY_PATH"')
     assert shown.strip() == (f"{amazon}/ofi-nccl/lib:{amazon}/efa/lib" if is_efa else "")
+
+
+@pytest.mark.parametrize("fault", ["changed", "no signature", "another key", "no gpg"])
+def test_an_installer_without_a_valid_signature_is_not_run_as_root(
+    node: Path, signed: dict[str, str], fault: str
+) -> None:
+    (node / "infiniband" / "efa_0").mkdir()
+    if fault == "changed":
+        with (node / "installer.tar.gz").open("ab") as file:
+            file.write(b"x")
+    elif fault == "no signature":
+        (node / "installer.tar.gz.sig").unlink()
+    elif fault == "another key":
+        signed["CTVR_EFA_KEY"] = "4E9091BCBB97A96B26B15E59A05480B1DD2D3CCC"
+    else:
+        put_programs(node / "programs", gpg="exit 127")
+    done = script(node, SETUP, "node", "CTVR_NODES=2", **of_node(node, **signed))
+    assert done.returncode == 2
+    assert not (node / "sudo").exists()
+    line = done.stderr.splitlines()[-1]
+    assert signed["CTVR_EFA_KEY"] in line
+    assert signed["CTVR_EFA_INSTALLER"] in line
+    of_curl = fault == "no signature"  # it names the fault of a download
+    assert len(done.stderr.splitlines()) == 1 + of_curl, done.stderr
+
+
+def test_every_download_of_a_script_has_a_version_or_a_signature() -> None:
+    for file in sorted((REPOSITORY / "cluster").iterdir()):
+        text = file.read_text(errors="replace")
+        assert not re.search(r"(curl|wget)[^\n;]*\|\s*(sudo|sh|bash|tar)\b", text), file
+        assert not re.search(r"https://\S*latest\S*\.(tar|tgz|zip|sh|deb|rpm)", text), file
 
 
 @pytest.mark.parametrize("is_mounted", [True, False])
