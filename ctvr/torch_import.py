@@ -6,6 +6,9 @@ The library of cuSPARSELt, which torch loads, also searches libcuda.so.1 in the 
 The two imports create 400,000 permanent objects. Python's collector would scan them repeatedly, which takes 0.4 of 3.1
 CPU-seconds.
 
+torch's compiler makes a folder for its cache when it is imported. Where no temporary folder can be written, that would
+be in the current folder.
+
 open_clip imports torchvision and timm. A module of each imports torch._dynamo, in 1.1 CPU-seconds, for functions that
 most processes never call. These modules get functions that import it when they are called.
 """
@@ -18,6 +21,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from importlib.abc import Loader, MetaPathFinder
@@ -26,6 +30,7 @@ from types import ModuleType
 from typing import Any
 
 OF_DYNAMO = "torch._dynamo.utils"
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def guard() -> None:
@@ -81,6 +86,26 @@ def _root_folder() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _cache_elsewhere() -> Iterator[None]:
+    if CACHE not in os.environ and not _has_temporary_folder():
+        caches = os.environ.get("CTVR_CACHE") or os.path.expanduser("~/.cache/ctvr")
+        folder = os.path.join(os.path.abspath(caches), "torchinductor")
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError:
+            folder = sys.prefix  # exists, and is only written if a model is compiled
+        os.environ[CACHE] = folder
+    yield
+
+
+def _has_temporary_folder() -> bool:
+    """Return whether there is a temporary folder; without one, Python takes the current folder."""
+    with contextlib.suppress(OSError):
+        return not os.path.samefile(tempfile.gettempdir(), ".")
+    return False
+
+
+@contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
     was_enabled = gc.isenabled()
     gc.disable()
@@ -113,7 +138,7 @@ def _lazy_dynamo() -> Iterator[None]:
 
 Guard = Callable[[], AbstractContextManager[None]]
 GUARDS: dict[str, tuple[Guard, ...]] = {
-    "torch": (_root_folder, _no_collection),
+    "torch": (_cache_elsewhere, _root_folder, _no_collection),
     "open_clip": (_root_folder, _no_collection),
     "torchvision.ops.roi_align": (_lazy_dynamo,),
     "timm.layers.typing": (_lazy_dynamo,),

@@ -95,3 +95,21 @@ def test_torch_dynamo_is_imported_when_a_function_needs_it_and_not_with_open_cli
     """
     done = in_folder(tmp_path, program)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_home", [True, False])
+def test_the_compilers_cache_is_not_made_in_the_current_folder(tmp_path, has_home):
+    program = "import tempfile; tempfile._candidate_tempdir_list = lambda: ['/proc', '.']\n"
+    program += "import ctvr, open_clip, torch._inductor.codecache\n"
+    program += "from torch._inductor.runtime.cache_dir_utils import cache_dir; print(cache_dir())"
+    home = tmp_path / "home" if has_home else Path("/proc/none")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "home").mkdir()
+    environment = {**child_environment(), "HOME": str(home), "XDG_CACHE_HOME": ""}
+    for name in ("CTVR_CACHE", "TORCHINDUCTOR_CACHE_DIR"):
+        environment.pop(name, None)
+    command = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(command, cwd=tmp_path / "here", env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == [str(home / ".cache/ctvr/torchinductor") if has_home else sys.prefix], done.stderr
+    assert not list((tmp_path / "here").iterdir())
