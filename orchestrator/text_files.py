@@ -10,12 +10,14 @@ import os
 import re
 import shlex
 import stat
+from collections import Counter
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
 from ctvr.orchestrator.errors import ConfigError
 
 MIB = 1 << 20
+YAML_BYTES, YAML_VALUES, YAML_LEVELS, YAML_DIGITS = 1 << 20, 10_000, 50, 100  # limits, with all aliases expanded
 MOST = 1024 * MIB  # a manifest of a million videos has about 300 MB
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 _BREAK = re.compile(r"\r\n|\n|\r")  # `str.splitlines` also splits at U+2028, U+0085, VT and FF, which occur in captions
@@ -95,3 +97,78 @@ def lines_of(text: str) -> list[str]:
     """Split a text at LF, CR LF and CR; the last line may lack a line break."""
     lines = _BREAK.split(text)
     return lines[:-1] if not lines[-1] else lines
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Parse a YAML document of plain values, with limits on the expansion of its aliases.
+
+    Args:
+        where: the option or file, as errors name it.
+
+    Raises:
+        ConfigError: if it is not YAML, has a tag of another type, or exceeds the limits.
+    """
+    import yaml
+
+    try:
+        loader = _bounded_loader()(text)
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
+    except RecursionError as error:
+        raise ConfigError("is nested too deeply", where, remedy="Write one `name: value` a line.") from error
+    # e.g. a number of 5000 digits, a date in month 13, text that does not fit its tag (`!!bool perhaps`)
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
+        reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
+        raise ConfigError(f"cannot be read as YAML ({reason[:300]})", where, remedy="Correct it.") from error
+
+
+def _bounded_loader() -> Any:
+    """Return PyYAML's safe loader with limits.
+
+    An alias expands to everything below its anchor, so ten lines can expand to 10^9 values or contain themselves.
+    """
+    import yaml
+    from yaml.composer import ComposerError
+    from yaml.events import AliasEvent, CollectionStartEvent
+
+    class Loader(yaml.SafeLoader):
+        depth = 0
+
+        def __init__(self, stream: str) -> None:
+            super().__init__(stream)
+            self.open: set[str] = set()  # anchors of nodes that are not complete yet
+            self.sizes: dict[int, tuple[int, int]] = {}  # id of a node -> expanded nodes and levels below it
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            event = self.peek_event()
+            anchor, mark = getattr(event, "anchor", None), cast(Any, event).start_mark
+            if isinstance(event, AliasEvent) and anchor in self.open:
+                raise ComposerError(None, None, f"*{anchor[:60]} is inside its own anchor", mark)
+            self.depth += 1
+            if self.depth > YAML_LEVELS:
+                raise ComposerError(None, None, f"more than {YAML_LEVELS} levels", mark)
+            self.open |= {anchor} if anchor and isinstance(event, CollectionStartEvent) else set()
+            node = super().compose_node(parent, index)
+            self.open.discard(anchor)
+            self.depth -= 1
+            self.measure(node, mark)
+            return node
+
+        def measure(self, node: Any, mark: Any) -> None:
+            below = [] if isinstance(node, yaml.ScalarNode) else list(node.value)
+            if node.tag.endswith(":int") and len(node.value) > YAML_DIGITS:  # 0xfff... and 59:59:... have no limit
+                raise ComposerError(None, None, f"a number of more than {YAML_DIGITS} digits", mark)
+            if isinstance(node, yaml.MappingNode):
+                names = Counter(key.value for key, _ in below if isinstance(key, yaml.ScalarNode))
+                if twice := next((name for name, count in names.items() if count > 1 and name != "<<"), None):
+                    raise ComposerError(None, None, f"{twice[:60]!r} is given twice", mark)
+                below = [each for pair in below for each in pair]
+            sizes = [self.sizes[id(each)] for each in below]
+            found = 1 + sum(size for size, _ in sizes), 1 + max((levels for _, levels in sizes), default=0)
+            if found[0] > YAML_VALUES or found[1] > YAML_LEVELS:
+                raise ComposerError(None, None, f"more than {YAML_VALUES} values or {YAML_LEVELS} levels", mark)
+            self.sizes[id(node)] = found
+
+    return Loader

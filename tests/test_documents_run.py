@@ -39,6 +39,7 @@ WHY_NOT = {
     "ctvr cache build .*": "decodes a benchmark, or on a cluster: tests/orchestrator/jobs/test_cache.py",
     "ctvr attach.*|python cluster/.*": "a cluster: tests/cluster",
     "ctvr streams import (msrvtt(-qa)?|actnet|cvlm|cifar-10|tiny-imagenet) .*": "its own files: importers' tests",
+    "ctvr streams check NAME --features FOLDER": "canaries of an embedder: tests/orchestrator/vectors",
     "ctvr streams check msrvtt-10": "a benchmark's stream, imported from its own files",
     ".*backbone.weights=openai": "downloads weights",
     "python docs/typed_queries.py .*": "three trained models of the whole embedded stream",

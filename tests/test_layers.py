@@ -54,7 +54,7 @@ MAY: dict[str, set[str]] = {
         "learning.training learning.evaluation settings data importers streams synthetic video "
         "store methods search_spaces",
         "sweep": "cli ctvr",
-        "cli": "jobs sweeps catalog execution doctor importers streams tables tracking settings",
+        "cli": "jobs sweeps catalog execution doctor importers vectors streams tables tracking settings",
         # synthetic: a video that the probe of `ctvr doctor --gpu` decodes
         "jobs": "sweeps execution method_checks serving pages retrieval on_ray tables tracking "
         "learning.run learning.training learning.evaluation learning.record settings keys figures "
@@ -84,7 +84,8 @@ MAY: dict[str, set[str]] = {
         "keys": "data streams store methods",
         "figures": "",
         "data": "streams video store methods sandbox",
-        "importers": "data streams video",  # data: arrays of features
+        "importers": "vectors data streams video",  # data: arrays of features; vectors: their cards
+        "vectors": "data synthetic",  # data: arrays; synthetic: the clips by which an embedder is recognised
         "streams": "synthetic video",  # video: the endings of files
         "video": "sandbox",
         "synthetic": "",
@@ -127,6 +128,9 @@ TORCH_FREE = (
     "store",
     "execution",
     "jobs.frames",
+    "vectors.card",
+    "vectors.canaries",
+    "vectors.feature_set",
     "catalog.methods",
     "on_ray.single_worker",
     "sweeps.preflight",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from ctvr.orchestrator.cli.options import (
@@ -14,16 +15,28 @@ from ctvr.orchestrator.cli.options import (
     user_path,
 )
 from ctvr.orchestrator.cli.sweep import MAIN_JOB
-from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.errors import ConfigError, CtvrError
 
 
 def add_streams(commands: Any) -> None:
     parser = commands.add_parser("streams", help="list streams, import a benchmark's files, or export a stream")
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    check = actions.add_parser("check", help="read a stream and list its missing videos")
+    check = actions.add_parser(
+        "check", help="read a stream and list its missing videos, or compare an embedder with that of its features"
+    )
     check.add_argument("stream", metavar="STREAM", help="name of a stream, or a manifest file")
+    check.add_argument(
+        "--features",
+        type=user_path,
+        metavar="FOLDER",
+        help="folder, or card features.yaml, with canaries.npz of today's embedder, to compare with the stream's; "
+        "exit status 1 if their vectors must not be mixed",
+    )
     add_execution_options(check, folders=("runs", "videos"))
     check.set_defaults(run=_streams_check)
+    canaries = actions.add_parser("canaries", help="write 16 clips and 16 sentences by which an embedder is recognised")
+    canaries.add_argument("folder", type=user_path, metavar="FOLDER", help="new folder for the inputs and a blank card")
+    canaries.set_defaults(run=_streams_canaries)
     importer = actions.add_parser("import", help="convert published split and annotation files to a manifest")
     importer.add_argument(
         "kind",
@@ -95,9 +108,27 @@ def _streams_list(arguments: argparse.Namespace) -> str:
 def _streams_check(arguments: argparse.Namespace) -> str:
     from ctvr.orchestrator.streams.check import check_stream
     from ctvr.orchestrator.streams.load import load_stream
+    from ctvr.orchestrator.vectors.feature_set import check_features, find_set
 
     get_execution(arguments).check_videos()
-    return check_stream(load_stream(arguments.stream, arguments.runs.resolve(), arguments.videos))
+    stream = load_stream(arguments.stream, arguments.runs.resolve(), arguments.videos, arguments.features is None)
+    folder = Path(stream.tasks[0].train[0].path).parent
+    if arguments.features is not None:
+        if not stream.has_features:
+            raise ConfigError("has videos, not features", f"stream {stream.name}", remedy="Leave --features out.")
+        result = check_features(folder, stream.name, arguments.features)
+        report = "\n".join(result.lines())
+        if not result.is_mixable:
+            raise CtvrError(f"{stream.name} and {arguments.features}: {report}")
+        return report
+    found = find_set(folder) if stream.has_features else None
+    return "\n".join([check_stream(stream), *(found.describe() if found is not None else [])])
+
+
+def _streams_canaries(arguments: argparse.Namespace) -> str:
+    from ctvr.orchestrator.vectors.canaries import write_canaries
+
+    return write_canaries(arguments.folder)
 
 
 def _streams_import(arguments: argparse.Namespace) -> str:

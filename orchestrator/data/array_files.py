@@ -22,6 +22,7 @@ import numpy as np
 from ctvr.orchestrator.errors import ConfigError, VideoError
 from ctvr.orchestrator.text_files import MIB, open_regular
 
+CANARIES = "canaries.npz"  # in a folder of features: vectors of the inputs of vectors/canaries.py, not a video
 NAMED = "name.txt"  # in a shard; in third-party shards, .txt alone is a caption
 SPARE, RATIO = 256 * MIB, 64  # bytes that a file may declare: SPARE + RATIO times its own size
 Arrays = dict[str, np.ndarray]

@@ -17,6 +17,7 @@ import numpy as np
 
 from ctvr.methods.backbone.weights import BARE, read_weights
 from ctvr.orchestrator.data.array_files import (
+    CANARIES,
     NAMED,
     Arrays,
     load_npy,
@@ -36,7 +37,7 @@ FORMS = ("npy", "npz", "pt", "h5", "parquet", "tar")
 COLUMNS = ("name", "row", "features")  # columns of .parquet, which has one row for each vector
 
 
-def read_arrays(path: Path) -> Arrays | np.ndarray:
+def read_arrays(path: Path, join_ids: bool = True) -> Arrays | np.ndarray:
     """Read a file or folder as name -> array, or as one array if it has no names (.npy, a .pt with one tensor).
 
     Args:
@@ -45,6 +46,7 @@ def read_arrays(path: Path) -> Arrays | np.ndarray:
             .parquet (columns name, features and, for several vectors of a name, row); .tar (a WebDataset shard:
             KEY.npy, with KEY.name.txt where the name is not the key); or a folder of NAME.npy, of NAME.npz with one
             array each or one called "features", or of shards.
+        join_ids: return an array of names and one of features, if a file has no other, as name -> array.
 
     Raises:
         ConfigError: for an unknown kind of file, an unreadable file, contents other than arrays, or a missing package.
@@ -68,7 +70,8 @@ def read_arrays(path: Path) -> Arrays | np.ndarray:
     if reader is None:
         raise ConfigError("unknown file format", path, remedy=f"Give one of {_endings()}, or a folder of .npy files.")
     try:
-        return _with_ids(reader(path))
+        found = reader(path)
+        return _with_ids(found) if join_ids else found
     except ConfigError:
         raise
     except Exception as error:  # five libraries with their own exception classes
@@ -78,6 +81,7 @@ def read_arrays(path: Path) -> Arrays | np.ndarray:
 def _folder(folder: Path) -> Arrays:
     """Read all files below a folder as name -> array; names are relative paths without extensions."""
     files = [file for file in sorted(folder.rglob("[!.]*")) if file.suffix in (".npy", ".npz", ".tar")]
+    files = [file for file in files if file != folder / CANARIES]
     files = [file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
     kinds = {file.suffix for file in files}
     if ".tar" in kinds and len(kinds) > 1:

@@ -18,6 +18,7 @@ from ctvr.orchestrator.importers.csv_table import ids_of, import_csv, read_table
 from ctvr.orchestrator.streams.manifest import parse_manifest
 from ctvr.orchestrator.streams.stream import describe
 from ctvr.orchestrator.streams.videos import normalize_name, video_stem
+from ctvr.orchestrator.vectors.feature_set import check_arrays, find_set, refuse_mixture, store_set
 
 TEXTS = "texts.npz"
 _FEATURES = re.compile("feat|emb|vec|data|arr", re.IGNORECASE)
@@ -36,8 +37,11 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
         out: the manifest to write; the arrays are in a folder of its name.
         name: the name of the stream.
 
+    A card and canaries next to the features or captions (`vectors/feature_set.py`) are checked, and stored with the
+    arrays.
+
     Raises:
-        ConfigError: for videos or captions without features, or features of different lengths.
+        ConfigError: for videos or captions without features, features of different lengths, or two embedders.
     """
     with tempfile.TemporaryDirectory() as empty:  # a manifest needs a folder, even if it contains no videos
         manifest, _ = import_csv(table, Path(empty), None, name)
@@ -60,6 +64,7 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
     frames = [len(vectors) for vectors in arrays.values()]
     of_captions = _of_captions(table, texts, width) if texts is not None else None
     folder = out.with_suffix("")
+    cards = _check_cards(features, texts, {i["video"]: arrays[i["path"]] for i in items}, of_captions, folder)
     folder.mkdir(parents=True, exist_ok=True)
     for path, vectors in arrays.items():
         np.save(folder / path, vectors, allow_pickle=False)
@@ -67,6 +72,7 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
     if of_captions is not None:
         np.savez(folder / TEXTS, texts=np.array(list(of_captions)), features=np.stack(list(of_captions.values())))
         settings |= {"backbone.name": "tiny-clip", "backbone.weights": "shipped"}  # its output is not used
+    store_set(find_set(features), folder)
     content = [[item["video"], digest_file(folder / item["path"])] for item in items]
     content += [[TEXTS, digest_file(folder / TEXTS)]] if texts else []
     manifest |= {"videos": folder.name, "settings": settings, "text_features": TEXTS if texts else None}
@@ -80,7 +86,29 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
     order = " in the order of the table" if isinstance(read, np.ndarray) else ""
     size = f"features of {width} numbers{order}, {min(frames)} to {max(frames)} a video"
     lines = [describe(stream), f"{size}; {of_texts}"]
-    return manifest, "\n".join([*lines, *notes, f"digest {stream.digest}"])
+    return manifest, "\n".join([*lines, *cards, *notes, f"digest {stream.digest}"])
+
+
+def _check_cards(
+    features: Path, texts: Path | None, videos: Arrays, captions: Arrays | None, folder: Path
+) -> list[str]:
+    """Check videos and captions against their cards, and the cards against each other and the import they replace."""
+    ours, theirs = find_set(features), find_set(texts) if texts is not None else None
+    if ours is not None:
+        check_arrays(ours, features, videos)
+    if theirs is not None and texts is not None and captions is not None:
+        check_arrays(theirs, texts, captions, "texts")
+    before = find_set(folder) if folder.is_dir() else None
+    notes = []
+    if ours is not None and theirs is not None and theirs.card.path != ours.card.path:
+        refuse_mixture(ours, theirs, "videos of one embedder and captions of another")
+    elif (ours is None) != (theirs is None) and texts is not None:
+        notes.append("only one of videos and captions has a card, so whether one embedder computed both is not checked")
+    if before is not None and ours is not None:
+        refuse_mixture(before, ours, "two embedders under one name")
+    elif before is not None:
+        notes.append(f"the card of {before.card.embedder}, of the import that this one replaces, is removed")
+    return [*(ours.describe() if ours is not None else []), *notes]
 
 
 def _unnamed(found: Arrays | np.ndarray, names: list[str]) -> Arrays | np.ndarray:

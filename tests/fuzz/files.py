@@ -153,6 +153,16 @@ def make_lines(name: str, values: Any) -> Callable[[Path], str]:
     return make_file(name, lambda: "".join(json.dumps({**each, "at": 1.5}) + "\n" for each in values).encode())
 
 
+CARD = b"embedder: org/model\nrevision: 1\nlibraries: {numpy: 2.1}\nnormalisation: unit\nwidth: 4\nprompt: 'a {}'\n"
+
+
+def make_canaries(folder: Path) -> str:
+    from ctvr.orchestrator.vectors.canaries import CLIPS
+
+    np.savez(folder / "canaries.npz", video_ids=list(CLIPS), videos=np.ones((len(CLIPS), 4), np.float32))
+    return "canaries.npz"
+
+
 def make_arrays(form: str) -> Callable[[Path], str]:
     def make(folder: Path) -> str:
         from ctvr.orchestrator.data.arrays import write_arrays

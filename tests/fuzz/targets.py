@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from tests.fuzz.files import (
+    CARD,
     JOURNAL,
     NARRATIONS,
     PLAN,
@@ -25,6 +26,7 @@ from tests.fuzz.files import (
     YAML,
     cifar_pickle,
     make_arrays,
+    make_canaries,
     make_file,
     make_hf,
     make_json,
@@ -69,6 +71,18 @@ def _features(path: Path) -> object:
     table = path.parent / "table.csv"
     table.write_text(TABLE)
     return import_features(table, path, None, path.parent / "out.json", "out")
+
+
+def _card(path: Path) -> object:
+    from ctvr.orchestrator.vectors.card import read_card
+
+    return read_card(path)
+
+
+def _canaries(path: Path) -> object:
+    from ctvr.orchestrator.vectors.canary_vectors import read_canaries
+
+    return read_canaries(path)
 
 
 def _read_npy(path: Path) -> object:
@@ -249,6 +263,8 @@ TARGETS = (
     Target("cifar-bin", make_file("b.bin", lambda: bytes(3073 * 2)), _cifar),
     Target("cifar-pickle", make_file("data_batch_1", cifar_pickle), _cifar),
     Target("yaml", make_file("c.yaml", lambda: YAML), _settings),
+    Target("card", make_file("features.yaml", lambda: CARD), _card),
+    Target("canaries", make_canaries, _canaries),
     Target("preset", make_json("p.json", PRESET), _preset, "json"),
     Target("npy", make_npy((3, 6)), _read_npy),
     Target("npz", make_arrays("npz"), _features),

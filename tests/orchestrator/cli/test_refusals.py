@@ -59,6 +59,8 @@ REFUSED = [
     "streams import csv table=none.csv --videos . --name x",
     "streams import features table=none features=none --name x",
     "streams import nope x=y",
+    "streams check shapes-5 --features nope",
+    "streams canaries /dev/null",
     "streams export out nope",
     "cache build nope",
     "cache build shapes-5 data.num_frames=0",

@@ -17,6 +17,7 @@ from numpy.random import Generator
 Settings = dict[str, Any]
 EMBEDDERS = ("tiny-clip", "random-conv")
 NUM_OPEN, NUM_HELD_OUT = 13, 7
+FINAL_SEED = 20261129  # of the reported table; not drawn while the diagnosis was written
 
 
 @dataclass(frozen=True)
@@ -130,3 +131,19 @@ def draw(seed: int) -> list[Planting]:
             kind = kinds[place]
             found.append(Planting(kind, _one(rng, *EMBEDDERS), kind.draw(rng), kinds is HELD_OUT))
     return found
+
+
+def draw_rounding(seed: int, count: int) -> list[tuple[str, Settings]]:
+    """Draw changes that differ by rounding only: batches or order of sums, threads, and storage in float16."""
+    rng = np.random.default_rng(seed)
+    return [
+        (
+            EMBEDDERS[number % 2],
+            {
+                "batch": int(rng.integers(1, 16)),
+                "threads": int(rng.integers(1, 3)),
+                "store": _one(rng, "float32", "float16"),
+            },
+        )
+        for number in range(count)
+    ]
