@@ -139,7 +139,7 @@ def _clips(old: Matrix, new: Matrix) -> Cause | None:
     if float(np.median(swapped)) <= limit and min(turned["red"], turned["blue"]) > limit:
         return Cause("bgr", "each clip has the vector of its twin with exchanged channels")
     if max(turned["red"], turned["blue"]) > limit:
-        return Cause("bgr", "grey is unchanged, and single colours are not")
+        return Cause("crop", "grey is unchanged; single colours are not, and are not exchanged either")
     changes = []
     for first, second in (("scene_a", "border"), ("wide", "wide_border")):
         before, after = (float(relations.turns(x[[rows[first]]], x[[rows[second]]])[0]) for x in (old, new))

@@ -159,6 +159,12 @@ def mixed_overlap(old: Matrix, new: Matrix, k: int = 5) -> float:
     return _overlap(found[0], found[1], k)
 
 
+def search_overlap(old: tuple[Matrix, Matrix], new: tuple[Matrix, Matrix], k: int = 5) -> float:
+    """Return the overlap of the k nearest gallery vectors of each query; `old` and `new` are queries and a gallery."""
+    first, second = (unit(queries) @ unit(gallery).T for queries, gallery in (old, new))
+    return _overlap(first, second, k)
+
+
 def _overlap(first: Matrix, second: Matrix, k: int) -> float:
     """Return the mean overlap of the k largest scores per row; a score that ties with the k-th counts as among them."""
     shares = []

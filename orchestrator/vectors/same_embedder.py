@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from ctvr.orchestrator.vectors import relations
 from ctvr.orchestrator.vectors.canary_vectors import CanaryVectors
 from ctvr.orchestrator.vectors.card import Card
-from ctvr.orchestrator.vectors.causes import RELATED, SMALL, UNCHANGED, WORDS, Cause, explain
+from ctvr.orchestrator.vectors.causes import SMALL, UNCHANGED, WORDS, Cause, explain
 from ctvr.orchestrator.vectors.relations import Matrix
 
 # Verdict -> its meaning, from the closest relation to the most distant
@@ -23,6 +23,7 @@ VERDICTS = {
 }
 MIXABLE = ("equal", "rounding", "same order")
 _MAPS = ("rotated", "centred", "basis")
+ARITHMETIC = 0.05  # median turn up to which cards of two dtypes explain a change: a cosine of 0.9988
 _KEPT = 0.9  # overlap of neighbours from which the order counts as kept
 
 
@@ -80,39 +81,29 @@ def compare(old: CanaryVectors, new: CanaryVectors, cards: tuple[Card, Card] | N
 
 
 def _settled(
-    sides: dict[str, Cause], both: Mapping[str, tuple[np.ndarray, np.ndarray]], differences: Mapping[str, object]
+    sides: Mapping[str, Cause], both: Mapping[str, tuple[np.ndarray, np.ndarray]], differences: Collection[str]
 ) -> dict[str, Cause]:
     """Decide causes that one side leaves open: by the other side, by the size of the change, and by the cards."""
-    turned = {
-        side: relations.turns(*(each.astype(np.float64) for each in pair))
-        for side, pair in both.items()
-        if pair[0].shape == pair[1].shape and np.isfinite(pair[1]).all()
+    pairs = {
+        side: (first.astype(np.float64), second.astype(np.float64))
+        for side, (first, second) in both.items()
+        if sides[side].key in ("layer?", "revision", "model") and first.shape == second.shape
     }
-    middle = {side: float(np.median(each)) for side, each in turned.items()}
-    open_sides = {side for side, each in sides.items() if each.key in ("layer?", "revision", "model")}
-    is_alone = (
-        len(sides) > 1
-        and len(open_sides) == 1
-        and all(sides[other].key in UNCHANGED for other in sides if other not in open_sides)
-    )
+    is_alone = len(pairs) == 1 < len(sides) and all(sides[other].key in UNCHANGED for other in set(sides) - set(pairs))
+    names_weights = not {"revision", "weights", "embedder"}.isdisjoint(differences)
+    is_low_rank = all(relations.low_rank_share(*pair) > 0.7 for pair in pairs.values())
     found = dict(sides)
-    names_weights = bool({"revision", "weights", "embedder"} & set(differences))
-    for side in open_sides:
-        each = sides[side]
-        key = each.key
-        if is_alone and not names_weights and middle.get(side, 0.0) > SMALL:  # a tower that did not change at all
-            key = "prompt" if side == "texts" else "crop"
+    for side, pair in pairs.items():
+        key, middle = sides[side].key, float(np.median(relations.turns(*pair)))
+        inputs = ("prompt",) if side == "texts" else ("pooling", "frames")
+        stated = next((name for name in inputs if name in differences), "")
+        if is_alone and not names_weights and (stated or middle > SMALL):  # the other tower did not change at all
+            key = stated or ("prompt" if side == "texts" else "crop")
         elif key == "layer?":
-            shares = [
-                relations.low_rank_share(both[other][0].astype(np.float64), both[other][1].astype(np.float64))
-                for other in open_sides
-            ]
-            key = "layer" if not is_alone and min(shares) > 0.7 else "revision"
-        elif key == "revision" and "dtype" in differences and not names_weights and middle.get(side, 1.0) < 0.05:
+            key = "layer" if is_low_rank and not is_alone else "revision"
+        elif key == "revision" and "dtype" in differences and not names_weights and middle < ARITHMETIC:
             key = "bf16"
-        elif key == "model" and middle.get(side, 2.0) <= RELATED:
-            key = "revision"
-        found[side] = Cause(key, each.evidence)
+        found[side] = Cause(key, sides[side].evidence)
     return found
 
 
@@ -133,12 +124,24 @@ def _verdict(cause: Cause, sides: Mapping[str, Cause], both: Mapping[str, tuple[
         return "equal"
     if keys <= {*UNCHANGED, "bf16"}:
         return "rounding"
-    if cause.key in ("overflow", "permuted", "truncated", "model"):
+    if cause.key in ("overflow", "permuted", "truncated", "model") or any(a.shape != b.shape for a, b in both.values()):
         return "another space"
-    pairs = [tuple(each.astype(np.float64) for each in pair) for pair in both.values()]
-    if all(first.shape == second.shape and relations.mixed_overlap(first, second) >= _KEPT for first, second in pairs):
-        return "same order"
-    return "a fixed map away" if keys <= {*UNCHANGED, *_MAPS, "scale", "normalisation"} else "another space"
+    if keys & {*_MAPS} and keys <= {*UNCHANGED, *_MAPS, "scale", "normalisation"}:
+        return "a fixed map away"
+    return "same order" if _keeps_order(both) else "another space"
+
+
+def _keeps_order(both: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> bool:
+    """Return whether new vectors find the same neighbours among the stored ones, within a side and across sides."""
+    pairs = {side: (first.astype(np.float64), second.astype(np.float64)) for side, (first, second) in both.items()}
+    overlaps = [relations.mixed_overlap(*pair) for pair in pairs.values()]
+    if len(pairs) == 2 and pairs["videos"][0].shape == pairs["texts"][0].shape:
+        (old_videos, new_videos), (old_texts, new_texts) = pairs["videos"], pairs["texts"]
+        before = (old_texts, old_videos)
+        overlaps += [
+            relations.search_overlap(before, after) for after in ((new_texts, old_videos), (old_texts, new_videos))
+        ]
+    return min(overlaps) >= _KEPT
 
 
 def _ranks(both: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Iterator[str]:

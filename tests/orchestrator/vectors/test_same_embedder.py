@@ -72,6 +72,26 @@ def test_cards_decide_between_arithmetic_and_revision():
     assert "cards: revision was 1, and is 2" in result.lines()
 
 
+@pytest.mark.parametrize(("key", "changes"), [("prompt", {"noisy": "texts"}), ("pooling", {"noisy": "videos"})])
+def test_a_card_names_the_input_where_a_small_change_of_one_side_leaves_it_open(key, changes):
+    old, new = (canaries(embed("random-conv", Pipeline(**each))) for each in ({}, {"noise": 0.05, **changes}))
+    card = Card(Path("features.yaml"), {"embedder": "a", key: "one"})
+    assert compare(old, new).cause.key == "revision"
+    assert compare(old, new, (card, replace(card, values={"embedder": "a", key: "two"}))).cause.key == key
+
+
+def test_a_tower_of_another_width_is_another_model():
+    old, new = (canaries(embed("random-conv", Pipeline(**each))) for each in ({}, {"noise": 0.05}))
+    new.sides["texts"] = np.random.default_rng(0).normal(size=(16, 5))
+    result = compare(old, new)
+    assert (result.verdict, result.sides["texts"].key) == ("another space", "model")
+
+
+def test_colours_that_are_not_exchanged_are_not_called_bgr():
+    result = diagnose(Planting(HELD_OUT[1], "random-conv", {"pixels": "plain"}, True))
+    assert result.cause.key == "crop"
+
+
 def test_a_prompt_of_the_list_is_named():
     old, new = embed("random-conv", Pipeline()).texts, embed("random-conv", Pipeline(prefix="query: ")).texts
     assert "'query: {}', which is added" in explain("texts", old, new).evidence
