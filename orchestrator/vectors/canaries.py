@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from ctvr.orchestrator.data.array_files import CANARIES
-from ctvr.orchestrator.output_dir import create_output_dir
+from ctvr.orchestrator.output_dir import new_folder
 from ctvr.orchestrator.synthetic.drawing import COLOURS, Pixels, Sprite, draw, to_pixels
 from ctvr.orchestrator.vectors.card import CARD, KEYS
 
@@ -141,13 +141,13 @@ def write_canaries(folder: Path) -> str:
     """
     from ctvr.orchestrator.synthetic.video_files import VideoFormat, encode  # loads FFmpeg
 
-    create_output_dir(folder)
-    (folder / "videos").mkdir()
-    for name, frames in clips().items():
-        np.save(folder / "videos" / f"{name}.npy", frames, allow_pickle=False)
-        (folder / "videos" / f"{name}.mp4").write_bytes(encode(frames, FPS, VideoFormat(intra=True).options()))
-    (folder / "texts.json").write_text(json.dumps(TEXTS, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    (folder / CARD).write_text("".join(f"{key}:  # {meaning}\n" for key, meaning in KEYS.items()), encoding="utf-8")
+    with new_folder(folder) as new:
+        (new / "videos").mkdir()
+        for name, frames in clips().items():
+            np.save(new / "videos" / f"{name}.npy", frames, allow_pickle=False)
+            (new / "videos" / f"{name}.mp4").write_bytes(encode(frames, FPS, VideoFormat(intra=True).options()))
+        (new / "texts.json").write_text(json.dumps(TEXTS, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        (new / CARD).write_text("".join(f"{key}:  # {meaning}\n" for key, meaning in KEYS.items()), encoding="utf-8")
     return (
         f"{folder}: {len(CLIPS)} clips (videos/ID.npy, {FRAMES} RGB frames of uint8, and the same as ID.mp4) and "
         f"{len(TEXTS)} sentences (texts.json), version {VERSION}\n"
