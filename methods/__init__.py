@@ -26,6 +26,11 @@ METHOD_FOLDERS = "CTVR_METHOD_FOLDERS"  # variable of Ray workers: folders of th
 # Retrievers of videos, and strategies that wrap them
 METHODS = {
     "zero_shot": "ctvr.methods.zero_shot:ZeroShot",
+    "head_linear": "ctvr.methods.heads:HeadLinear",
+    "head_low_rank": "ctvr.methods.heads:HeadLowRank",
+    "head_mlp": "ctvr.methods.heads:HeadMlp",
+    "head_ridge": "ctvr.methods.heads.ridge:HeadRidge",
+    "dns": "ctvr.methods.dns:DNS",
     "clip4clip": "ctvr.methods.clip4clip:Clip4Clip",
     "upper_bound": "ctvr.methods.upper_bound:UpperBound",
     "framefusion_moe": "ctvr.methods.framefusion_moe:FrameFusionMoE",

@@ -85,7 +85,7 @@ class Adapter(AdaptedClip):
 
     @classmethod
     def capabilities(cls, config: AdaptedConfig) -> Capabilities:
-        return replace(super().capabilities(config), backbone_agnostic=True)
+        return replace(super().capabilities(config), backbone_agnostic=True, fits_vectors=config.reducer.name == "none")
 
     def __init__(self, config: AdapterConfig, backbone: Clip) -> None:
         super().__init__(config, backbone, Bottlenecks(backbone, config.bottleneck, config.placement))

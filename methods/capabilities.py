@@ -19,6 +19,9 @@ class Capabilities:
 
     # Backbone and frames
     backbone_agnostic: bool = False  # calls its towers through `forward` and seams only: any backbone fits
+    # Learns on vectors that another model computed (backbone/vectors.py). None: a strategy does, and a retriever if it
+    # is `backbone_agnostic`
+    fits_vectors: bool | None = None
     needs_umt: bool = False  # accepts the towers of UMT, and needs no CLIP
     required_num_frames: int | None = None  # frames that every video must have; None: any number
     masks_missing_frames: bool = False  # leaves out frames of zeros at the end of a short video
@@ -55,6 +58,7 @@ class Capabilities:
         return replace(
             self,
             backbone_agnostic=self.backbone_agnostic and base.backbone_agnostic,
+            fits_vectors=self.fits_vectors and base.fits_vectors,
             needs_umt=base.needs_umt,
             required_num_frames=base.required_num_frames,
             masks_missing_frames=base.masks_missing_frames,
@@ -101,6 +105,8 @@ def capabilities_of(cls: Any, config: Any, base: Capabilities | None = None) -> 
         own = replace(own, accumulation="features")
     if own.learns_in_end_task is None and not cls.wraps and not is_overridden(cls, "param_groups"):
         own = replace(own, learns_in_end_task=is_overridden(cls, "end_task"))
+    if own.fits_vectors is None:
+        own = replace(own, fits_vectors=cls.wraps or own.backbone_agnostic)
     whole = own if base is None else own.wrapping(base)
     known = {name: bool(getattr(whole, name)) for name in ("normalizes_scores", "learns_in_end_task")}
     return replace(whole, **known)

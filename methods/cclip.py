@@ -157,11 +157,13 @@ class CCLIP(Method):
 
     @classmethod
     def capabilities(cls, config: CCLIPConfig) -> Capabilities:
-        return Capabilities(uses_all_parameters=True, accumulation="features")
+        return Capabilities(fits_vectors=True, uses_all_parameters=True, accumulation="features")
 
     def __init__(self, config: CCLIPConfig, backbone: Clip) -> None:
         super().__init__()
         self.config, self.backbone = config, backbone
+        has_words = hasattr(backbone.text, "token_embedding")  # not if the captions are vectors
+        self.trained = [part for part in config.trained if has_words or part != "text.token_embedding"]
         set_scale(backbone, config)
         low_rank = (config.places, config.rank, config.alpha, config.dropout)
         self.vision, self.text = TowerLoRA(backbone.vision, *low_rank), TowerLoRA(backbone.text, *low_rank)
@@ -192,7 +194,7 @@ class CCLIP(Method):
 
     def param_groups(self) -> list[ParamGroup]:
         c = self.config
-        whole = {id(p): p for p in parts(self.backbone, c.trained, "trained")}
+        whole = {id(p): p for p in parts(self.backbone, self.trained, "trained")}
         if c.train_scale:
             whole[id(self.backbone.logit_scale)] = self.backbone.logit_scale
         groups = [

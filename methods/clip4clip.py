@@ -140,6 +140,7 @@ class Clip4Clip(Method):
     def capabilities(cls, config: Clip4ClipConfig) -> Capabilities:
         return Capabilities(
             backbone_agnostic=True,
+            fits_vectors=config.reducer.name == "none",
             uses_all_parameters=True,
             accumulation="features",
             required_num_frames=config.reducer.required_num_frames,

@@ -128,6 +128,7 @@ class DAR(Method):
     @classmethod
     def capabilities(cls, config: DARConfig) -> Capabilities:
         return Capabilities(
+            fits_vectors=True,
             uses_all_parameters=True,
             joins_tasks=True,
             accumulation="features",

@@ -78,7 +78,7 @@ class Lora(AdaptedClip):
 
     @classmethod
     def capabilities(cls, config: AdaptedConfig) -> Capabilities:
-        return replace(super().capabilities(config), backbone_agnostic=True)
+        return replace(super().capabilities(config), backbone_agnostic=True, fits_vectors=config.reducer.name == "none")
 
     def __init__(self, config: LoraConfig, backbone: Clip) -> None:
         super().__init__(config, backbone, JointLoRA(backbone, config.rank))

@@ -235,7 +235,12 @@ class MoEAdapter(Method):
     @classmethod
     def capabilities(cls, config: MoEAdapterConfig) -> Capabilities:
         is_by_task = config.query_router == "block"
-        return Capabilities(joins_tasks=True, task_conditioned_text=is_by_task, has_epoch_state=True)  # `used`
+        return Capabilities(
+            fits_vectors=True,
+            joins_tasks=True,
+            task_conditioned_text=is_by_task,
+            has_epoch_state=True,  # `used`
+        )
 
     def __init__(self, config: MoEAdapterConfig, backbone: Clip) -> None:
         super().__init__()

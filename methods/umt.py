@@ -152,6 +152,7 @@ class UMT(Method):
         return Capabilities(
             backbone_agnostic=True,
             needs_umt=True,
+            fits_vectors=False,
             required_num_frames=config.reducer.required_num_frames,
             uses_all_parameters=True,
             accumulation="features",

@@ -104,7 +104,9 @@ class VRLwF(Strategy):
 
     @classmethod
     def capabilities(cls, config: VRLwFConfig) -> Capabilities:
-        return replace(super().capabilities(config), has_epoch_state=True)  # `_videos`, as in methods/lwf.py
+        return replace(
+            super().capabilities(config), fits_vectors=False, has_epoch_state=True
+        )  # `_videos`, as in methods/lwf.py
 
     @classmethod
     def compares(cls, config: VRLwFConfig) -> bool:

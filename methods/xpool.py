@@ -168,7 +168,7 @@ class XPool(Method):
 
     @classmethod
     def capabilities(cls, config: XPoolConfig) -> Capabilities:
-        return Capabilities(uses_all_parameters=True)
+        return Capabilities(uses_all_parameters=True, fits_vectors=True)
 
     def __init__(self, config: XPoolConfig, backbone: Clip) -> None:
         super().__init__()

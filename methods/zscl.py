@@ -132,7 +132,9 @@ class ZSCL(Strategy):
 
     @classmethod
     def capabilities(cls, config: ZSCLConfig) -> Capabilities:
-        return replace(super().capabilities(config), has_epoch_state=True)  # references and averages
+        return replace(
+            super().capabilities(config), fits_vectors=False, has_epoch_state=True
+        )  # references and averages
 
     def __init__(self, config: ZSCLConfig, base: Method) -> None:
         super().__init__(config, base)

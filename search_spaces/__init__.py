@@ -12,9 +12,9 @@ the method's Config: methods/settings.py.
 
 from typing import Any
 
-from ctvr.search_spaces import adaptation, continual, images, moco, retrievers, strategies
+from ctvr.search_spaces import adaptation, continual, heads, images, moco, retrievers, strategies
 
-FAMILIES = (retrievers, continual, moco, adaptation, strategies, images)
+FAMILIES = (retrievers, heads, continual, moco, adaptation, strategies, images)
 SPACES: dict[str, dict[str, Any]] = {}  # method -> its entries, by the names of the dictionaries
 for _family in FAMILIES:
     for _part in ("FIXED", "SPACE", "PAPER", "METRIC", "MODE", "CONDITIONS"):

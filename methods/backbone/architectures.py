@@ -13,6 +13,8 @@ from typing import Any
 TINY = "tiny-clip"
 TINY_FOLDER = Path(__file__).parent / "tiny_clip"  # shipped with this package
 TINY_STEM = "tiny-clip-stem"  # sees shapes and positions, by a convolutional stem
+VECTORS = "vectors"  # no model: the towers of a stream whose videos and captions have features (vectors.py)
+IMPORTED = "imported"  # its `weights`
 SHIPPED = {TINY: TINY_FOLDER, TINY_STEM: Path(__file__).parent / "tiny_clip_stem"}
 
 # UMT's own towers (arXiv:2303.16058), described as open_clip describes others; `fusion_from`: see backbone/bert.py
@@ -48,6 +50,8 @@ UMT: dict[str, dict[str, Any]] = {
 
 def image_size(name: str) -> int | None:
     """Return the side of a backbone's input images in pixels; None for an unknown name."""
+    if name == VECTORS:
+        return 1
     if name in UMT:
         return int(UMT[name]["vision_cfg"]["image_size"])
     file = SHIPPED[name] / "config.json" if name in SHIPPED else _open_clip_folder() / f"{name}.json"

@@ -164,14 +164,18 @@ class TextTower(nn.Module):
 
     def read(self, x: Tensor, state: TokenState) -> Tensor:
         """Project tokens x (B, L', D) after all blocks to joint embeddings (B, d) of captions, not normalised."""
-        return self.ln_final(x[torch.arange(len(x), device=x.device), state.eot]) @ self.proj
+        return self.project(x[torch.arange(len(x), device=x.device), state.eot])
+
+    def project(self, x: Tensor) -> Tensor:
+        """Project tokens x (..., D) after all blocks to joint embeddings (..., d), not normalised."""
+        return self.ln_final(x) @ self.proj
 
     def hidden(self, tokens: Tensor, seams: Seams | None = None) -> tuple[Tensor, Tensor]:
         """Return every token's joint embedding (B, L', d), not normalised, and the end-of-text positions (B,)."""
         x, state = self.embed(tokens)
         x = run_blocks(self.blocks, x, seams, state, self.causal)
         assert state.eot is not None
-        return self.ln_final(x) @ self.proj, state.eot
+        return self.project(x), state.eot
 
     def forward(self, tokens: Tensor, seams: Seams | None = None) -> Tensor:
         """Embed each caption: (B, L) int64 -> (B, d), not normalised.

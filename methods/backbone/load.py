@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctvr.methods.backbone.architectures import SHIPPED, UMT
+from ctvr.methods.backbone.architectures import IMPORTED, SHIPPED, UMT, VECTORS
 from ctvr.methods.backbone.checkpoint import ENDINGS, files_of, fitted, read_checkpoint
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.conv_stem import ConvStem
 from ctvr.methods.backbone.openclip_towers import EndMarked, WholeText, text_of, vision_of
 from ctvr.methods.backbone.umt_load import load_umt
+from ctvr.methods.backbone.vectors import Table, Vectors
 from ctvr.methods.backbone.weight_settings import WeightSettings, weight_settings
 from ctvr.methods.settings import SettingError
 from ctvr.methods.user_paths import expand_path
@@ -40,8 +41,9 @@ def load_backbone(
     """Load an open_clip model as a backbone.
 
     Args:
-        name: `tiny-clip` or `tiny-clip-stem` (shipped with this package), `UMT-B-16`, `UMT-L-16` or an open_clip
-            architecture such as `ViT-B-32-quickgelu`. OpenAI's weights need the quickgelu variants.
+        name: `tiny-clip` or `tiny-clip-stem` (shipped with this package), `UMT-B-16`, `UMT-L-16`, `vectors` (only its
+            depth is known) or an open_clip architecture such as `ViT-B-32-quickgelu`. OpenAI's weights need the
+            quickgelu variants.
         weights: `shipped` (those two only), an open_clip tag such as `openai` (downloaded by
             open_clip), a local file (.safetensors, .pt) or folder of Hugging Face's form, or `random`.
         seed: seed of `random` weights.
@@ -56,6 +58,8 @@ def load_backbone(
         FileNotFoundError: if `weights` is a path that does not exist.
     """
     check_backbone(name, weights, sha256, vocabulary, chosen)
+    if name == VECTORS:  # without the stream that has them, of one number
+        return Vectors(1, Table(torch.zeros(1, 1), torch.arange(2)), lambda texts: torch.zeros(len(texts), 1).long())
     if name in UMT:
         return _umt(name, weights, seed, sha256, vocabulary)
     if name in SHIPPED:
@@ -82,7 +86,7 @@ def find_weight_settings(
     Raises:
         ValueError: as in `weight_settings`, and for `chosen` of such an architecture.
     """
-    if name in SHIPPED or name in UMT:
+    if name in SHIPPED or name in UMT or name == VECTORS:
         if chosen:
             raise ValueError(f"{next(iter(chosen))}: {name} has a fixed one. Omit it.")
         return None
@@ -109,7 +113,9 @@ def check_backbone(
         raise SettingError(f"<sha256> applies to a file, and <weights>={weights!r} is not a file", "Leave it out.")
     if vocabulary and name not in UMT:
         raise SettingError(f"<vocabulary>={vocabulary!r} is UMT's; {name} has its own tokenizer", "Leave it out.")
-    if name in SHIPPED or name in UMT:
+    if name == VECTORS:
+        known, others = [IMPORTED], IMPORTED
+    elif name in SHIPPED or name in UMT:
         known, others = (
             (["shipped"], "shipped, random or a file") if name in SHIPPED else ([], "its authors' file, or random")
         )

@@ -111,7 +111,8 @@ class MomentumRetriever(Method):
 
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:
-        return Capabilities(uses_all_parameters=True, uses_in_batch_negatives=False)  # but against queues
+        # Pairs are compared with queues, not with each other
+        return Capabilities(fits_vectors=True, uses_all_parameters=True, uses_in_batch_negatives=False)
 
     def __init__(
         self, config: MomentumConfig, backbone: Clip, has_local: bool = True, has_global: bool = False

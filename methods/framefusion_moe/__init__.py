@@ -51,6 +51,7 @@ class FrameFusionMoE(Method):
     def capabilities(cls, config: FrameFusionMoEConfig) -> Capabilities:
         return Capabilities(
             backbone_agnostic=True,
+            fits_vectors=config.reducer.name == "none",
             required_num_frames=config.reducer.required_num_frames,
             joins_tasks=True,
             uses_all_parameters=True,

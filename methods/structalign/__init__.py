@@ -64,6 +64,7 @@ class StructAlign(Method):
     def capabilities(cls, config: StructAlignConfig) -> Capabilities:
         is_final = config.score == "words"
         return Capabilities(
+            fits_vectors=config.reducer.name == "none" and not config.pads_are_words,
             required_num_frames=config.reducer.required_num_frames,
             uses_all_parameters=True,
             task_conditioned_text=config.adapters == "task_aware",

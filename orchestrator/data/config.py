@@ -43,6 +43,11 @@ class DataConfig:
         "decord, or PyAV where decord fails",
     )
     cache_features: bool = setting(True, doc="cache of the outputs of frozen leading vision blocks")
+    center: bool = setting(
+        False,
+        doc="features of videos and captions, less their mean over the training pairs of the first task; for vectors "
+        "with a large common part",
+    )
     skip_missing: bool = setting(
         False, doc="continue without missing or broken videos; the gallery shrinks, so numbers change"
     )

@@ -1,11 +1,10 @@
 """Streams of precomputed features: each video is an array that another program computed, not a video file.
 
-An array is (T, d), one vector per frame, or (d,) for the whole clip. A method gets `data.num_frames` of them as the
-output of its vision tower, so the tower must be completely frozen. If the stream also has features of captions, a
-lookup table replaces the text tower; otherwise the backbone's text tower, which must match the features, encodes the
-captions.
+An array is (T, d), one vector per frame, or (d,) for the whole clip; a method gets `data.num_frames` of them. If the
+captions have features, too, both towers are those of `methods/backbone/vectors.py`. Otherwise the vectors are the
+output of CLIP's vision tower, which must be completely frozen, and its text tower encodes the captions.
 
-Shapes: T stored vectors, d joint embedding, N captions.
+Shapes: T stored vectors, d numbers of a vector, N captions.
 """
 
 from __future__ import annotations
@@ -16,11 +15,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ctvr.methods.backbone.clip import Clip, Seams, TextTower
-from ctvr.methods.base import Method
-from ctvr.orchestrator.data.arrays import read_arrays, read_features, validate_features
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.backbone.vectors import Table, Vectors
+from ctvr.methods.base import Method, l2_normalize
+from ctvr.methods.layers.feature_maps import ridge_map
+from ctvr.orchestrator.data.array_files import read_npz
+from ctvr.orchestrator.data.arrays import read_features, validate_features
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.frames import DEFAULT_RESIZE, ArraySource, FrameSource
 from ctvr.orchestrator.data.images import ImageSource
@@ -29,11 +31,21 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.stream import Item, Stream
 
+START_NOISE = (
+    0.1  # of `ridge_map`: the ridge is 1 % of the number of pairs, since unit vectors have few large directions
+)
+
 
 def frame_source(
     stream: Stream, store: Store, config: DataConfig, image_size: int, resize: tuple[str, str] = DEFAULT_RESIZE
 ) -> FrameSource:
     """Return the source of a stream's items: decoded frames, arrays of features, or arrays of images."""
+    if config.center and not stream.text_features:
+        raise ConfigError(
+            f"is for features of videos and captions, which stream {stream.name} does not have",
+            "data.center",
+            write=("data.center=false",),
+        )
     if stream.domain == "images":
         return ImageSource(stream, store, config)
     if stream.has_features:
@@ -53,33 +65,22 @@ class FeatureSource(ArraySource):
         super().__init__(stream, store, config, "features", plain)
         self.num_frames = config.num_frames
         self._texts = digest_file(stream.text_features) if stream.text_features else ""
+        self._mean = first_videos(stream).mean(dim=0).numpy() if config.center else None
 
     def _key(self, item: Item, file: Any) -> str:
-        return digest_of({"features": file, "texts": self._texts, "num_frames": self.num_frames})
+        mean = {} if self._mean is None else {"mean": self._mean.tobytes().hex()}
+        return digest_of({"features": file, "texts": self._texts, "num_frames": self.num_frames, **mean})
 
     def load(self, item: Item) -> np.ndarray:
         """Return the stored vectors in the middle of `num_frames` equal parts, (num_frames, 1, d) float32."""
         found = read_features(item.path)
+        found = found if self._mean is None else found - self._mean
         chosen = ((np.arange(self.num_frames) + 0.5) * len(found) / self.num_frames).astype(int)
         return found[chosen][:, None]
 
 
-class CaptionTable(TextTower):
-    """Replacement of a frozen text tower: looks up row `tokens[:, 0]` of a table of features (N, d)."""
-
-    def __init__(self, table: Tensor) -> None:
-        nn.Module.__init__(self)
-        self.register_buffer("table", table, persistent=False)
-        self.blocks = nn.ModuleList()
-        self.width, self.heads, self.context_length = int(table.shape[1]), 1, 1
-
-    def forward(self, tokens: Tensor, seams: Seams | None = None) -> Tensor:
-        found: Tensor = self.get_buffer("table")[tokens[:, 0]]
-        return found
-
-
 class CaptionLookup:
-    """Tokenizer for a `CaptionTable`: captions -> (N, 1) rows of the table."""
+    """Tokenizer of a stream with features of captions: captions -> (N, 1) rows of its `Table`."""
 
     def __init__(self, texts: Iterable[str], name: str) -> None:
         self.rows = {text: row for row, text in enumerate(texts)}
@@ -96,54 +97,81 @@ class CaptionLookup:
 
 
 def attach_features(clip: Clip, stream: Stream) -> Clip:
-    """Return a backbone that takes the features of a stream instead of frames; unchanged if the stream has frames.
+    """Let a CLIP's vision tower take the video features of a stream, whose captions its text tower encodes.
 
     Raises:
-        ConfigError: if the text features have another dimension than the video features.
+        ConfigError: if the tower has another width than the features.
     """
-    if not stream.has_features:
-        return clip
     width = read_features(stream.tasks[0].train[0].path).shape[1]
     clip.vision.takes_features, clip.vision.entry = True, len(clip.vision.blocks)
-    if stream.text_features:
-        texts, vectors = _caption_features(Path(stream.text_features))
-        table = torch.from_numpy(vectors)
-        clip.text, clip.embed_dim = CaptionTable(table), int(table.shape[1])
-        clip.tokenize = CaptionLookup(texts, stream.name)
     if clip.embed_dim != width:
-        remedy = "Import features of one model" if stream.text_features else "Use the backbone.name that computed them"
-        numbers = f"its videos have features of {width} numbers, but its texts of {clip.embed_dim}"
-        raise ConfigError(f"{numbers}. {remedy}.", f"stream {stream.name}")
+        raise ConfigError(
+            f"its videos have features of {width} numbers, but its texts of {clip.embed_dim}",
+            f"stream {stream.name}",
+            remedy="Use the backbone.name that computed them, or import features of the captions, too, with text=.",
+        )
     return clip
 
 
-def _caption_features(path: Path) -> tuple[list[str], np.ndarray]:
-    """Read N captions and their features (N, d) from a file that an import wrote."""
-    found = read_arrays(path)
-    vectors = list(found.values()) if isinstance(found, dict) else []
-    if not vectors or any(each.dtype.kind != "f" or each.shape != (vectors[0].size,) for each in vectors):
-        raise ConfigError("does not hold one vector for each text", path, remedy="Import the stream again.")
-    return list(found), validate_features(np.stack(vectors), str(path))
+def load_vectors(stream: Stream, is_centered: bool = False) -> Vectors:
+    """Build towers over the features of a stream's videos and captions.
+
+    Captions of another width than the videos start with the ridge map that fits the training pairs of the first task.
+
+    Args:
+        stream: has features of both.
+        is_centered: `data.center`; the source of the videos' features subtracts their mean.
+
+    Raises:
+        ConfigError: if the file of the captions' features is damaged.
+    """
+    assert stream.text_features is not None
+    texts, table = _caption_features(Path(stream.text_features))
+    lookup = CaptionLookup(texts, stream.name)
+    first = stream.tasks[0].train
+    rows = lookup([caption for item in first for caption in item.captions])
+    if is_centered:
+        vectors, counts = table(rows[:, 0])
+        table.rows -= vectors.sum(dim=(0, 1)) / counts.sum()
+    videos = first_videos(stream)
+    towers = Vectors(videos.shape[1], table, lookup)
+    if towers.vision.width != towers.text.width:
+        videos = l2_normalize(videos - videos.mean(dim=0) if is_centered else videos)
+        y = videos.repeat_interleave(torch.tensor([len(item.captions) for item in first]), dim=0)
+        x = l2_normalize(towers.text.vectors(rows))
+        towers.text.start_from(ridge_map(x - x.mean(dim=0), y - y.mean(dim=0), START_NOISE).float(), x.mean(dim=0))
+    return towers
+
+
+def first_videos(stream: Stream) -> Tensor:
+    """Return the mean vector of each training video of the first task, (V, d)."""
+    return torch.stack([torch.from_numpy(read_features(item.path)).mean(dim=0) for item in stream.tasks[0].train])
+
+
+def _caption_features(path: Path) -> tuple[list[str], Table]:
+    """Read captions and their vectors from a file that an import wrote."""
+    found = read_npz(path)
+    try:
+        assert isinstance(found, dict)
+        texts, rows = [str(text) for text in found["texts"]], validate_features(found["features"], str(path))
+        starts = torch.from_numpy(found.get("starts", np.arange(len(texts) + 1)).astype(np.int64))
+        if len(starts) != len(texts) + 1 or int(starts[-1]) != len(rows) or bool((starts[1:] <= starts[:-1]).any()):
+            raise ValueError("its parts do not fit together")
+    except (AssertionError, KeyError, ValueError) as error:
+        raise ConfigError("does not hold vectors for each text", path, remedy="Import the stream again.") from error
+    return texts, Table(torch.from_numpy(rows), starts)
 
 
 def refuse_unfrozen(name: str, method: Method, clip: Clip, stream: Stream) -> None:
-    """Check that a method does not change a tower that the stream's features replace.
+    """Check that a method does not change a vision tower that a stream's features replace.
 
     Raises:
         ConfigError: if it does; the message names the method.
     """
-    if not stream.has_features:
-        return
-    depth = len(clip.vision.blocks)
-    if method.frozen_blocks < depth:
+    if stream.has_features and not stream.text_features and method.frozen_blocks < len(clip.vision.blocks):
         raise ConfigError(
             f"{name} changes its vision tower, but stream {stream.name} has features instead of frames",
             "method",
-            remedy="Choose one that leaves it frozen: zero_shot, framefusion_moe with method.use_ffa=false.",
-        )
-    if stream.text_features and not method.declared.text_is_frozen:
-        raise ConfigError(
-            f"{name} changes its text tower, but stream {stream.name} has features instead of captions",
-            "method",
-            remedy="Choose one that leaves it frozen, such as zero_shot, or import the stream without text=.",
+            remedy="Import features of the captions, too, with text=, or choose a method that leaves it frozen: "
+            "zero_shot, framefusion_moe with method.use_ffa=false.",
         )

@@ -117,7 +117,8 @@ def import_stream(
     if correct:
         report = correct_captions(manifest, report, out.parent / manifest["videos"], out)
     elsewhere = "" if Path(root) == Path("runs").resolve() else f" --runs {root}"
-    follows = {"features": "run --method zero_shot", **dict.fromkeys(IMAGES, "run --method image_finetune")}
+    of_features = "head_linear" if files.get("text") else "zero_shot"
+    follows = {"features": f"run --method {of_features}", **dict.fromkeys(IMAGES, "run --method image_finetune")}
     follows[QUESTIONS] = "run --method umt_qa"
     if kind == QUESTIONS:
         elsewhere += " backbone.weights=FILE backbone.vocabulary=vocab.txt"

@@ -21,6 +21,7 @@ from ctvr.orchestrator.streams.videos import normalize_name, video_stem
 from ctvr.orchestrator.vectors.feature_set import check_arrays, find_set, refuse_mixture, store_set
 
 TEXTS = "texts.npz"
+BATCH = 64  # pairs in a step: a pair of vectors needs little memory, and more negatives help
 _FEATURES = re.compile("feat|emb|vec|data|arr", re.IGNORECASE)
 _NUMBERED = re.compile(r"video\d+", re.ASCII)
 
@@ -32,8 +33,8 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
         table: as in `import_csv`.
         features: a file or folder for `read_arrays`: id -> (T, d) or (d,), or one array in the order of the videos,
             without a name or with one such as "features".
-        texts: features of the captions: caption -> (d,), or one array (lines of the table, d). None: a text tower
-            encodes them.
+        texts: features of the captions, of a width d' of their own: caption -> (d',) or (L, d'), or one array (lines of
+            the table, d') or (lines, L, d'). None: a text tower encodes them.
         out: the manifest to write; the arrays are in a folder of its name.
         name: the name of the stream.
 
@@ -62,7 +63,7 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
         item |= {"path": f"{number:06d}.npy", "segment": None}
         arrays[item["path"]] = vectors
     frames = [len(vectors) for vectors in arrays.values()]
-    of_captions = _of_captions(table, texts, width) if texts is not None else None
+    of_captions = _of_captions(table, texts) if texts is not None else None
     folder = out.with_suffix("")
     cards = _check_cards(features, texts, {i["video"]: arrays[i["path"]] for i in items}, of_captions, folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,8 +71,12 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
         np.save(folder / path, vectors, allow_pickle=False)
     settings: dict[str, Any] = {"data.num_frames": max(set(frames), key=frames.count)}
     if of_captions is not None:
-        np.savez(folder / TEXTS, texts=np.array(list(of_captions)), features=np.stack(list(of_captions.values())))
-        settings |= {"backbone.name": "tiny-clip", "backbone.weights": "shipped"}  # its output is not used
+        counts = [len(rows) for rows in of_captions.values()]
+        found_texts = {"texts": np.array(list(of_captions)), "features": np.concatenate(list(of_captions.values()))}
+        if max(counts) > 1:
+            found_texts["starts"] = np.cumsum([0, *counts])
+        np.savez(folder / TEXTS, **found_texts)  # type: ignore[arg-type]
+        settings |= {"backbone.name": "vectors", "backbone.weights": "imported", "data.batch_size": BATCH}
     store_set(find_set(features), folder)
     content = [[item["video"], digest_file(folder / item["path"])] for item in items]
     content += [[TEXTS, digest_file(folder / TEXTS)]] if texts else []
@@ -79,7 +84,11 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
     manifest |= {"features": digest_of(content)}
     stream = parse_manifest(manifest, source=str(table), base=out.parent)
     write_manifest(manifest, out)
-    of_texts = "captions also have features" if texts else "captions are encoded by the selected backbone"
+    of_texts = "captions are encoded by the selected backbone"
+    if of_captions is not None:
+        first = next(iter(of_captions.values()))
+        of_texts = f"captions have {'one vector' if max(counts) == 1 else f'{min(counts)} to {max(counts)} vectors'}"
+        of_texts += f" of {first.shape[1]} numbers"
     zeros = [item["video"] for item in items if not arrays[item["path"]].any(axis=1).all()]
     count = f"{len(zeros)} of {len(items)} videos"
     notes = [f"{count} have a vector of zeros, first {zeros[0]!r}. Such a vector counts as a frame."] if zeros else []
@@ -175,8 +184,8 @@ def _checked(file: Path, name: str, array: np.ndarray) -> np.ndarray:
         raise ConfigError(error, remedy="Save numbers of that shape.") from error
 
 
-def _of_captions(table: Path, texts: Path, width: int) -> Arrays:
-    """Return the features (d,) of each distinct caption."""
+def _of_captions(table: Path, texts: Path) -> Arrays:
+    """Return the features (L, d') of each distinct caption."""
     captions = [caption for _, _, found in read_table(table) for caption in found]
     arrays = read_arrays(texts)
     found: Arrays = {}
@@ -192,6 +201,9 @@ def _of_captions(table: Path, texts: Path, width: int) -> Arrays:
     else:
         found = _by_name(texts, arrays, captions, "captions")
     rows = {caption: _checked(texts, caption, found[caption]) for caption in captions}
-    if wrong := [row for row in rows.values() if row.shape != (1, width)]:
-        raise ConfigError(f"captions have features of shape {wrong[0].shape}, videos of {width} numbers each.", texts)
-    return {caption: row[0] for caption, row in rows.items()}
+    first = next(iter(rows))
+    width = rows[first].shape[1]
+    if wrong := [caption for caption, row in rows.items() if row.shape[1] != width]:
+        numbers = f"{first[:40]!r} has features of {width} numbers, {wrong[0][:40]!r} of {rows[wrong[0]].shape[1]}"
+        raise ConfigError(numbers, texts, remedy="Compute all of them with one model.")
+    return rows

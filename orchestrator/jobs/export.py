@@ -14,16 +14,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from ctvr.methods.backbone.clip import Clip
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.data.arrays import FORMS, write_arrays
 from ctvr.orchestrator.data.batches import StreamData
 from ctvr.orchestrator.data.device import set_determinism
-from ctvr.orchestrator.data.imported_features import attach_features, frame_source
+from ctvr.orchestrator.data.imported_features import frame_source
 from ctvr.orchestrator.data.prepare import prepare_stream
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.jobs.export_dataset import link_files, without_others
-from ctvr.orchestrator.learning.run.factory import load_clip
+from ctvr.orchestrator.learning.run.factory import load_tower
 from ctvr.orchestrator.output_dir import new_folder, require_new
 from ctvr.orchestrator.settings.experiment import Experiment
 from ctvr.orchestrator.settings.resolve import resolve
@@ -94,7 +95,8 @@ def _write_arrays(
     stream: Stream, experiment: Experiment, execution: ExecutionConfig, new: Path, out: Path, form: str, what: list[str]
 ) -> list[str]:
     """Write frames and features to the folder `new`, which is later called `out`; return a line for each file."""
-    clip = attach_features(load_clip(experiment.backbone), stream)
+    clip = load_tower(experiment, stream)
+    assert isinstance(clip, Clip)  # a stream of images has no captions to export
     source = frame_source(stream, execution.places().open_store(), experiment.data, clip.image_size, clip.resize)
     stream, _ = prepare_stream(stream, source, stream.splits, experiment.data.skip_missing)
     items, lines = [item for _, _, item in iter_items(stream)], list[str]()

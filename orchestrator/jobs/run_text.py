@@ -146,7 +146,8 @@ def result_text(name: str, split: str, stream: Stream, metrics: Mapping[str, flo
         lines.append(f"{DIRECTIONS[way]:<14}{cells}")
     lines.append("R@k: percent of queries whose own item is among the first k; MedR, MeanR: median and mean rank")
     if "t2v/r1_gain" in found:
-        lines.append(f"gain {found['t2v/r1_gain']:+.2f}: points of R@1 above the untrained backbone (zero-shot)")
+        before = "imported features before any training" if stream.text_features else "untrained backbone (zero-shot)"
+        lines.append(f"gain {found['t2v/r1_gain']:+.2f}: points of R@1 above the {before}")
     if "t2v/bwf" in found:
         text = "points of R@1 that earlier tasks have lost in their own galleries (BWF)"
         lines.append(f"forgetting {found['t2v/bwf']:.2f}: {text}")

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 import torch
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, place_of
-from ctvr.methods.backbone.architectures import SHIPPED, UMT
+from ctvr.methods.backbone.architectures import SHIPPED, UMT, VECTORS
 from ctvr.methods.backbone.checkpoint import files_of
 from ctvr.methods.backbone.load import VERSION, describe_architecture, find_weight_settings, is_path
 from ctvr.methods.user_paths import expand_path, list_files
@@ -96,7 +96,7 @@ def weights_digest(backbone: str, weights: str, vocabulary: str = "") -> str:
     folder = SHIPPED.get(backbone)
     shipped = [digest_file(file) for file in sorted(folder.iterdir()) if file.is_file()] if folder else []
     pieces = content_of(vocabulary)
-    described = {} if folder or backbone in UMT else describe_architecture(backbone)
+    described = {} if folder or backbone in (*UMT, VECTORS) else describe_architecture(backbone)
     return digest_of([shipped, _digest_of_weights(weights), *filter(None, (pieces, described))])
 
 

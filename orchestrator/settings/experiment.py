@@ -42,9 +42,12 @@ class BackboneConfig:
     name: str = setting(
         "ViT-B-32-quickgelu",
         doc="tiny-clip, tiny-clip-stem, UMT-B-16, UMT-L-16 or an open_clip architecture; for images resnet18 or "
-        "resnet18-8 (narrow)",
+        "resnet18-8 (narrow); for features of videos and captions vectors",
     )
-    weights: str = setting("openai", doc="shipped (only for tiny-clip*), an open_clip tag, a local file, or random")
+    weights: str = setting(
+        "openai",
+        doc="shipped (only for tiny-clip*), an open_clip tag, a local file, random, or imported (only for vectors)",
+    )
     sha256: str = setting("", doc="SHA-256 of a local pickle file (.pt), which is read only if it matches")
     vocabulary: str = setting("", doc="BERT's vocab.txt, for UMT's captions only")
     activation: Literal["", "gelu", "quick_gelu"] = setting("", doc=f"activation of a local weights file, {_ONLY_IF}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ctvr.methods.backbone.architectures import SHIPPED
+from ctvr.methods.backbone.architectures import SHIPPED, VECTORS
 from ctvr.orchestrator.config import Settings, build
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError, UntrustedCode
@@ -225,7 +225,7 @@ def _clamp_to_depth(experiment: Experiment, varies: Sequence[str]) -> Settings:
     if not counts:
         return {}
     backbone = experiment.backbone
-    tower = load_clip(backbone) if backbone.name in SHIPPED else sizes_only(backbone.name)
+    tower = load_clip(backbone) if backbone.name in (*SHIPPED, VECTORS) else sizes_only(backbone.name)
     depth = len(tower.vision.blocks)
     return {name: depth for name in counts if experiment.settings[name] > depth}
 

@@ -95,6 +95,7 @@ VALUES: dict[str, Any] = {
     "dar.margin": 2.0,
     "dar.reuse_above": -1.0,
     "*.testa.r_frames": 0,  # of 4 frames one can go
+    "dns.threshold": 0.9,
     "*.max_scale": 2.0,
     "*.min_scale": 50.0,
     "zscl.reference_texts": 5,

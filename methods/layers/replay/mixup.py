@@ -72,7 +72,12 @@ def embed_mixed(tower: TextTower, first: Tensor, second: Tensor, lam: float) -> 
     Returns (B, L', D), L' the longest caption of both. Embeddings after a caption's end are zero, so other captions of
     the batch have no influence.
     """
-    (a, at), (b, bt) = TextTower.embed(tower, first), TextTower.embed(tower, second)
+    (a, at), (b, bt) = (type(tower).embed(tower, tokens) for tokens in (first, second))
+    if len(a) != len(first):
+        raise SettingError(
+            "<mix_level>=input mixes captions of one vector, and these have several",
+            "Use <mix_level>=feature or another base.",
+        )
     length = max(a.shape[1], b.shape[1])
     a, b = (F.pad(_own(x, state), (0, 0, 0, length - x.shape[1])) for x, state in ((a, at), (b, bt)))
     state = MixedState(len(a), eot=at.eot, protected=length, other_eot=bt.eot, lam=lam)
@@ -123,7 +128,7 @@ def _embed(
 
 def _read(tower: TextTower, x: Tensor, state: TokenState) -> Tensor:
     assert isinstance(state, MixedState)
-    first, second = (TextTower.read(tower, x, replace(state, eot=eot)) for eot in (state.eot, state.other_eot))
+    first, second = (type(tower).read(tower, x, replace(state, eot=eot)) for eot in (state.eot, state.other_eot))
     return state.lam * first + (1 - state.lam) * second
 
 

@@ -64,7 +64,7 @@ class Encoders(nn.Module):
         x = run_blocks(tower.blocks, x, None, state, causal=True)
         length = x.shape[1]
         weights = lam * self._weights(state.eot, length) + (1 - lam) * self._weights(state.other_eot, length)
-        hidden: Tensor = tower.ln_final(x) @ tower.proj
+        hidden = tower.project(x)
         return self._read(hidden, weights)
 
     def pair(self, frames: Tensor, tokens: Tensor) -> Pair:

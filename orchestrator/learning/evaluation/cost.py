@@ -84,7 +84,7 @@ def video_cost(method: Method, frames: Tensor) -> VideoCost:
     training = method.training
     counter: Any = nullcontext()
     if tower is None:
-        from ctvr.orchestrator.learning.evaluation.multiplications import Multiplications  # imports triton
+        from ctvr.orchestrator.learning.evaluation.multiplications import Multiplications  # a second to import
 
         counter = Multiplications()
     method.eval()
@@ -135,7 +135,7 @@ def query_cost(method: Method, tokens: Tensor, tasks: int) -> dict[str, float]:
         `cost/query_gmacs`: multiply-adds of all passes in 10^9, as torch counts matrix products. Those inside a
         fused attention kernel (3 % for a text of 77 tokens) count only where torch supports the kernel, on a GPU.
     """
-    from ctvr.orchestrator.learning.evaluation.multiplications import Multiplications  # imports triton
+    from ctvr.orchestrator.learning.evaluation.multiplications import Multiplications  # a second to import
 
     passes, kept = text_passes(method, tasks), dict[int, Any]()
     training = method.training

@@ -12,16 +12,18 @@ from torch import Tensor, nn
 
 from ctvr.methods import METHODS, find_method
 from ctvr.methods.backbone import load
+from ctvr.methods.backbone.architectures import VECTORS
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.compiled import CompileFailed, compile_blocks
 from ctvr.methods.backbone.umt import Umt
+from ctvr.methods.backbone.vectors import Vectors
 from ctvr.methods.backbone.weight_settings import WeightSettings, saved_settings
 from ctvr.methods.base import Method, Task
 from ctvr.methods.images.resnet import RESNETS, ResNet18
 from ctvr.methods.settings import SettingError
 from ctvr.orchestrator.config import setting_error
 from ctvr.orchestrator.data.batches import seed_of, tasks_of
-from ctvr.orchestrator.data.imported_features import attach_features, refuse_unfrozen
+from ctvr.orchestrator.data.imported_features import attach_features, load_vectors, refuse_unfrozen
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.evaluation.protocols import protocol_of
 from ctvr.orchestrator.learning.evaluation.stored_galleries import repeat_tasks
@@ -32,6 +34,7 @@ from ctvr.orchestrator.settings.experiment import BackboneConfig, Experiment
 from ctvr.orchestrator.settings.resolve import check_domain, named_in, resolve
 from ctvr.orchestrator.streams.stream import Stream
 
+HEADS = "Use head_linear, head_low_rank, head_mlp or head_ridge, or a strategy around one."
 REMEMBERED = 10_000  # texts whose tokens are kept while a model with two backbones is queried
 
 
@@ -95,8 +98,16 @@ def load_tower(
                         remedy="Omit it.",
                     )
     if find_method(experiment.run.method).domain != "images":
+        if stream is not None and stream.has_features and stream.text_features:
+            return _vectors(experiment, stream)
+        if stream is not None and config.name == VECTORS:
+            raise ConfigError(
+                f"is for features of videos and captions, which stream {stream.name} does not have",
+                f"backbone.name={VECTORS}",
+                remedy="Leave it out.",
+            )
         clip = load_clip(config, saved)
-        return clip if stream is None else attach_features(clip, stream)
+        return attach_features(clip, stream) if stream is not None and stream.has_features else clip
     if experiment.run.workers > 1:
         raise ConfigError(
             f"a method for images trains on one worker (got {experiment.run.workers}), because each worker "
@@ -122,6 +133,32 @@ def load_tower(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(experiment.run.seed, "backbone"))
         return ResNet18(RESNETS[config.name])
+
+
+def _vectors(experiment: Experiment, stream: Stream) -> Vectors:
+    """Build the towers over a stream's features of videos and captions.
+
+    Raises:
+        ConfigError: for another backbone, or a method that trains no captions if they have another width than the
+            videos.
+    """
+    config = experiment.backbone
+    if config.name != VECTORS:
+        raise ConfigError(
+            f"is not used: stream {stream.name} has features of its videos and captions",
+            f"backbone.name={config.name}",
+            remedy="Leave it out; if the stream sets it, import the stream again.",
+        )
+    towers = load_vectors(stream, experiment.data.center)
+    text, video = towers.text.width, towers.vision.width
+    if text != video and experiment.capabilities.text_is_frozen:
+        raise ConfigError(
+            f"{experiment.name} does not train captions, but those of stream {stream.name} have {text} numbers and its "
+            f"videos {video}",
+            "method",
+            remedy=HEADS,
+        )
+    return towers
 
 
 def load_backbone(experiment: Experiment, stream: Stream, device: torch.device) -> Clip | ResNet18:
@@ -153,7 +190,11 @@ def make_method(experiment: Experiment, backbone: Clip | ResNet18, stream: Strea
         raise ConfigError(
             f"{experiment.name} needs CLIP's towers, but {backbone.name} has UMT's", "method", remedy="Use umt."
         )
-    if not backbone.vision.is_plain and not known.backbone_agnostic:
+    if isinstance(backbone, Vectors):
+        if not known.fits_vectors:
+            fault = f"{experiment.name} works inside CLIP's towers, but the stream has features of videos and captions"
+            raise ConfigError(fault, "method", remedy=HEADS)
+    elif not backbone.vision.is_plain and not known.backbone_agnostic:
         others = ", ".join(name for name in METHODS if _is_backbone_agnostic(find_method(name)))
         raise ConfigError(
             f"{experiment.name} uses parts of CLIP's own towers, which {backbone.name} does not have",

@@ -139,7 +139,7 @@ def _replay_bytes(method: Method, data: StreamData) -> int:
 
 def _step_gmacs(method: Method, batch: Batch) -> float:
     """Return the multiply-adds (10^9) of one training step. It runs on a copy; method and RNG state do not change."""
-    from ctvr.orchestrator.learning.evaluation.multiplications import Multiplications  # imports triton
+    from ctvr.orchestrator.learning.evaluation.multiplications import Multiplications  # a second to import
 
     trial = copied(method).train()  # the trained weights are those of the last task
     losses = Losses(trial)

@@ -71,7 +71,8 @@ def test_a_stream_of_exported_features_gives_the_numbers_of_its_videos(few, expo
             {"method": "clip4clip"},
             "clip4clip changes its vision tower, but stream videos has features",
         ),
-        ("both", {**trained, "backbone__name": "tiny-clip"}, "framefusion_moe changes its text tower"),
+        ("both", own, "backbone.name=tiny-clip: is not used: stream both has features of its videos and captions"),
+        ("both", {"method": "prompt"}, "prompt works inside CLIP's towers"),
         (
             "videos",
             {**own, "data__augment": "crop_flip"},
@@ -200,9 +201,10 @@ def test_wrong_features_are_refused_in_one_line(exported, tmp_path, capsys):
         assert import_features(exported, f"table={out / 'table.csv'}", f"features={tmp_path / word}", name="w") == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert message in line, word
-    texts = f"text={tmp_path / 'texts.npy'}"
+    np.savez(tmp_path / "mixed.npz", **{row["caption"]: np.ones(5 + (not i)) for i, row in enumerate(rows)})
+    texts = f"text={tmp_path / 'mixed.npz'}"
     assert import_features(exported, f"table={out / 'table.csv'}", f"features={tmp_path / 'good.npz'}", texts) == 2
-    assert "captions have features of shape (1, 5), videos of 3 numbers" in capsys.readouterr().err
+    assert "has features of 6 numbers" in capsys.readouterr().err
     for folder, words, message in (
         (out, (), "already exists and is not empty"),
         (Path("/proc/x"), (), "/proc/x: cannot be written (No such file or directory)"),

@@ -34,7 +34,7 @@ def test_a_method_learns_the_stream_and_retrieves_above_chance(name, root):
     assert record.done == TASKS
     losses = [value for row in record.training for term, value in row.items() if term.startswith("train/loss/")]
     assert all(math.isfinite(value) for value in losses)
-    assert losses or name == "zero_shot"
+    assert losses or name in {"zero_shot", "head_ridge"}
     searched = sum(len(task.val) for task in stream.tasks)
     chance = 100 * 10 / searched
     assert name in NEW or record.metrics[-1]["stream/t2v/r10"] > 2 * chance

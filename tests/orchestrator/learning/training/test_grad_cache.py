@@ -22,7 +22,7 @@ from tests.refusing import refuses
 
 # What cannot be exact, and what the refusal names
 REFUSED = {"lump": "mix_level=input", "lump_moco": "mix_level=input"}
-TRAINED = [name for name in METHODS if name not in {"zero_shot", "lump", "lump_moco"}]
+TRAINED = [name for name in METHODS if name not in {"zero_shot", "head_ridge", "lump", "lump_moco"}]
 CASES: list[tuple[str, dict[str, object]]] = [
     *((name, {}) for name in TRAINED),
     ("lump", {"method.mix_level": "feature"}),

@@ -1,0 +1,218 @@
+"""Towers over vectors that another model computed: everything that learns on features learns in these.
+
+A tower is one block of CLIP's form that starts as the identity, and a projection to the joint space (blocks.py)::
+
+    y = x + W_o W_v x,  z = y + W_2 relu(W_1 y),  z P / 4         W_v = W_o = I, W_1 = [I; -I], W_2 = [I, -I]
+
+A vector attends to itself only, and relu(y) - relu(-y) = y, so z P / 4 is x P to the bit. Adapters at the block's
+seams, full fine-tuning, momentum copies and teachers act as in CLIP. A method that reads a part which only CLIP has is
+refused by that part's name (`NoSuchPart`).
+
+Captions keep their own width d'. If it differs from the videos' d, captions start with a ridge map (x - c) P that the
+pairs of the first task determine (`orchestrator/data/imported_features.py`); otherwise both start as the identity.
+
+Shapes: B videos or captions, T frames, L vectors of a caption, N captions, d of a video's vector, d' of a caption's,
+m = d joint embedding.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ctvr.methods.backbone.architectures import VECTORS
+from ctvr.methods.backbone.blocks import Block, Seams, TokenState, run_blocks
+from ctvr.methods.backbone.clip import Clip, TextTower, VisionTower
+from ctvr.methods.settings import SettingError
+
+GAIN = 4.0  # of a block at its start
+SCALE = 1 / 0.07  # initial exp(logit_scale), as CLIP's before its training
+
+
+class NoSuchPart(AttributeError, SettingError):
+    """A method reads a part of CLIP that towers over vectors do not have."""
+
+
+class _Parts(nn.Module):
+    """A module that names a missing part in one line."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise NoSuchPart(
+                f"it uses `{name}` of CLIP's towers, which features do not have", "Use head_linear or another head."
+            ) from None
+
+
+class VideoVectors(VisionTower, _Parts):
+    """The vision tower: vectors (B, T, 1, d) -> (B, T, m)."""
+
+    is_plain = False
+
+    def __init__(self, width: int) -> None:
+        nn.Module.__init__(self)
+        self.width = self.embed_dim = width
+        self.heads, self.num_tokens, self.entry, self.takes_features = 1, 1, 0, True
+        self.blocks = nn.ModuleList([identity_block(width)])
+        self.proj = nn.Parameter(torch.eye(width) / GAIN)
+
+    def vectors(self, frames: Tensor) -> Tensor:
+        """Return the imported vectors, (B, T, 1, d) -> (B, T, d)."""
+        return frames[:, :, 0]
+
+    def read(self, x: Tensor) -> Tensor:
+        """Project vectors x (..., d) to joint embeddings (..., m), not normalised."""
+        return x @ self.proj
+
+
+class Table(nn.Module):
+    """Vectors of all captions, a constant that copies of a tower share."""
+
+    rows: Tensor
+    starts: Tensor
+
+    def __init__(self, rows: Tensor, starts: Tensor) -> None:
+        """Keep `rows` (R, d'), of which caption i has `starts[i]` to `starts[i + 1]` (N + 1,)."""
+        super().__init__()
+        self.register_buffer("rows", rows, persistent=False)
+        self.register_buffer("starts", starts, persistent=False)
+        self.longest = int((starts[1:] - starts[:-1]).max()) if len(starts) > 1 else 1
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Table:
+        return self
+
+    def forward(self, captions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return vectors (B, L, d') of captions (B,), with zeros after the last, and their counts (B,)."""
+        first = self.starts[captions]
+        count = self.starts[captions + 1] - first
+        place = torch.arange(self.longest, device=captions.device)
+        index = (first[:, None] + place).clamp(max=len(self.rows) - 1)
+        return self.rows[index] * (place < count[:, None])[..., None], count
+
+
+@dataclass
+class CaptionState(TokenState):
+    """State of captions of several vectors: each vector is a group of its own."""
+
+    counts: Tensor | None = None  # (B,)
+    longest: int = 1  # L
+
+
+class CaptionVectors(TextTower, _Parts):
+    """The text tower: row numbers of a table of captions (B, 1) -> (B, m)."""
+
+    causal = False
+
+    def __init__(self, table: Table, width: int) -> None:
+        """Build the tower over `table`; `width` is m."""
+        nn.Module.__init__(self)
+        self.table = table
+        self.width, self.heads, self.context_length = int(table.rows.shape[1]), 1, table.longest + 2
+        self.blocks = nn.ModuleList([identity_block(self.width)])
+        self.proj = nn.Parameter(torch.eye(self.width, width) / GAIN)
+
+    def vectors(self, tokens: Tensor) -> Tensor:
+        """Return the mean imported vector of each caption, (B, 1) -> (B, d')."""
+        rows, counts = self.table(tokens[:, 0])
+        return rows.sum(dim=1) / counts[:, None]
+
+    def embed(self, tokens: Tensor) -> tuple[Tensor, TokenState]:
+        """Return the vectors of captions (B, 1) as groups of one, (B * L, 1, d')."""
+        rows, counts = self.table(tokens[:, 0])
+        x = rows.flatten(0, 1)[:, None]
+        end = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        return x, CaptionState(len(x), eot=end, counts=counts, longest=rows.shape[1])
+
+    def read(self, x: Tensor, state: TokenState) -> Tensor:
+        """Project groups x (B * L, 1, d') and average each caption's, (B, m), not normalised."""
+        if not isinstance(state, CaptionState):  # a mixture of captions of one vector each (layers/replay/mixup.py)
+            return self.project(x)[:, 0]
+        words, counts = self._words(x, state)
+        return words.sum(dim=1) / counts[:, None]
+
+    @torch.no_grad()
+    def start_from(self, weight: Tensor, center: Tensor) -> None:
+        """Set the tower to (x - center) weight, of shapes (d', m) and (d',)."""
+        self.proj.copy_(weight / GAIN)
+        self._bias().copy_(-GAIN * center)
+
+    def start(self) -> tuple[Tensor, Tensor]:
+        """Return the `weight` and `center` of `start_from`, as long as nothing is trained."""
+        return self.proj.detach() * GAIN, -self._bias().detach() / GAIN
+
+    def _bias(self) -> nn.Parameter:
+        block: Any = self.blocks[0]
+        bias: nn.Parameter = block.mlp.c_proj.bias
+        return bias
+
+    def project(self, x: Tensor) -> Tensor:
+        return x @ self.proj
+
+    def hidden(self, tokens: Tensor, seams: Seams | None = None) -> tuple[Tensor, Tensor]:
+        """Return joint embeddings (B, L + 2, m) in CLIP's order, and the place of the last (B,).
+
+        A row of zeros is the start of text, the mean of a caption's vectors its end.
+        """
+        x, state = self.embed(tokens)
+        assert isinstance(state, CaptionState)
+        words, counts = self._words(run_blocks(self.blocks, x, seams, state, self.causal), state)
+        mean = words.sum(dim=1) / counts[:, None]
+        end = counts + 1
+        is_end = torch.arange(state.longest + 2, device=x.device) == end[:, None]
+        return F.pad(words, (0, 0, 1, 1)) + is_end[..., None] * mean[:, None], end
+
+    def _words(self, x: Tensor, state: CaptionState) -> tuple[Tensor, Tensor]:
+        assert state.counts is not None
+        place = torch.arange(state.longest, device=x.device)
+        words = self.project(x)[:, 0].unflatten(0, (-1, state.longest))
+        return words * (place < state.counts[:, None])[..., None], state.counts
+
+
+class Vectors(Clip):
+    """A pair of towers over imported vectors, in place of CLIP."""
+
+    vision: VideoVectors
+    text: CaptionVectors
+
+    def __init__(self, width: int, table: Table, tokenize: Callable[[list[str]], Tensor]) -> None:
+        """Build the towers.
+
+        Args:
+            width: d, which is m.
+            table: of the captions.
+            tokenize: captions -> (B, 1) rows of the table.
+        """
+        nn.Module.__init__(self)
+        self.name = VECTORS
+        self.vision, self.text = VideoVectors(width), CaptionVectors(table, width)
+        self.logit_scale = nn.Parameter(torch.tensor(SCALE).log())
+        self.tokenize = tokenize
+        self.mean, self.std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+        self.embed_dim, self.image_size = width, 1
+
+
+def identity_block(width: int) -> Block:
+    """Return a block that multiplies a single vector x (G, 1, D) by GAIN, without random weights."""
+    one = torch.eye(width)
+    attention = nn.MultiheadAttention(width, 1)
+    mlp = nn.Sequential(
+        OrderedDict(c_fc=nn.Linear(width, 2 * width), gelu=nn.ReLU(), c_proj=nn.Linear(2 * width, width))
+    )
+    parts: dict[str, Any] = {name: nn.Identity() for name in ("ln_1", "ln_2", "ls_1", "ls_2")}
+    block = Block(SimpleNamespace(attn=attention, mlp=mlp, **parts))
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.zero_()
+        block.attn.in_weight.copy_(one.repeat(3, 1))
+        block.attn.out.weight.copy_(one)
+        block.mlp.c_fc.weight.copy_(torch.cat([one, -one]))
+        block.mlp.c_proj.weight.copy_(torch.cat([one, -one], dim=1))
+    return block

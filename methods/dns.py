@@ -1,0 +1,163 @@
+"""DNS: linear heads on frozen towers, whose steps leave the scores of former pairs unchanged.
+
+Liu et al., "Continual Multimodal Contrastive Learning", NeurIPS 2025, arXiv:2503.14963, after the authors' code
+Xiaohao-Liu/CMCL@145fda6 (cmcl/dns.py); the text of the paper was not available. Heads z = W x + b of captions and of
+videos. After each task, over all n pairs so far, for a side with inputs x and the other side's outputs z':
+
+    C = mean x x',  C' = mean z' z'';   P = U U' of the directions of C with eigenvalues > threshold, P' of C' with > 0
+    before a step:  G <- G - P' G P                                       G the gradient of W
+
+so that x' W' z' of former pairs changes in second order only. The released code weights the second moments of new pairs
+by their number and recomputes C' of former tasks no more, although W changes; so does this file. Biases are free there.
+
+Differences: the released loss is one-way, over raw dot products at temperature 1 (preset `released`). The default here
+is the project's symmetric loss of cosines. Captions and videos may differ in width: W of captions starts as the map of
+backbone/vectors.py, where the code starts from the identity. Modalities of other kinds and their order are omitted.
+
+Shapes: B pairs, d of a video and of an output, d' of a caption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.base import Batch, Capabilities, Method, ParamGroup, Task, l2_normalize
+from ctvr.methods.heads import caption_vectors, starts, video_vectors
+from ctvr.methods.layers.gather import gather
+from ctvr.methods.layers.pooling import mean_pool
+from ctvr.methods.settings import require, setting
+
+SIDES = ("text", "video")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DNSConfig:
+    """Settings, with ranges in search_spaces/."""
+
+    lr: float = setting(1e-4, doc="learning rate of both heads; that of the released code", part="recipe")
+    threshold: float = setting(
+        0.1, doc="least eigenvalue of a direction that counts as used by former pairs", later=True
+    )
+    temperature: float = setting(0.07, doc="divisor of the similarities", unpublished=True, part="loss")
+    similarity: Literal["cosine", "dot"] = setting("cosine", doc="similarity of outputs")
+    directions: Literal["both", "text_to_video"] = setting("both", doc="directions of the loss", part="loss")
+    frame_norm: Literal["none", "l2"] = setting("none", doc="normalization of each frame's feature before the mean")
+
+    def __post_init__(self) -> None:
+        require(self, ">= 0", "lr", hint="Use 0 for the start.")
+        require(self, ">= 0", "threshold", hint="Use 0 to protect every direction.")
+        require(self, "> 0", "temperature")
+
+
+class DNS(Method):
+    """Two linear heads trained in the null space of former pairs."""
+
+    Config = DNSConfig
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        "paper": {},
+        "released": {
+            "method.temperature": 1.0,
+            "method.similarity": "dot",
+            "method.directions": "text_to_video",
+            "optim.name": "adamw",
+            "optim.weight_decay": 0.0,
+        },
+    }
+    OPTIMIZER = {"optim.weight_decay": 0.0}
+    config: DNSConfig
+    seen: Tensor  # () int64: pairs so far
+
+    @classmethod
+    def capabilities(cls, config: DNSConfig) -> Capabilities:
+        return Capabilities(backbone_agnostic=True, uses_all_parameters=True, accumulation="features")
+
+    def __init__(self, config: DNSConfig, backbone: Clip) -> None:
+        super().__init__()
+        self.config, self.backbone = config, backbone
+        self.frozen_blocks = len(backbone.vision.blocks)
+        heads = {}
+        for side, (start, center) in zip(SIDES, starts(backbone), strict=True):
+            head = heads[side] = nn.Linear(*start.shape)
+            with torch.no_grad():
+                head.weight.copy_(start.mT)
+                head.bias.copy_(-center @ start)
+            self.register_buffer(f"inputs_{side}", torch.zeros(start.shape[0], start.shape[0]))
+            self.register_buffer(f"others_{side}", torch.zeros(start.shape[1], start.shape[1]))
+        self.heads = nn.ModuleDict(heads)
+        self.register_buffer("seen", torch.tensor(0))
+        self._used: dict[str, tuple[Tensor, Tensor]] = {}  # P' and P of each side, in the current task
+
+    def begin_task(self, task: Task) -> None:
+        self._used = {}
+
+    def param_groups(self) -> list[ParamGroup]:
+        return [ParamGroup(name="heads", params=list(self.heads.parameters()), lr=self.config.lr)]
+
+    def scale(self) -> Tensor:
+        return torch.full((), 1 / self.config.temperature, device=self.seen.device)
+
+    # ------------------------------------------------------------------------------------ features
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        return self._out("video", self._video(frames))
+
+    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
+        return self._out("text", caption_vectors(self.backbone, tokens))
+
+    def _video(self, frames: Tensor) -> Tensor:
+        return mean_pool(video_vectors(self.backbone, frames), self.config.frame_norm)
+
+    def _out(self, side: str, x: Tensor) -> Tensor:
+        z: Tensor = self.heads[side](x)
+        return l2_normalize(z) if self.config.similarity == "cosine" else z
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        if self.config.directions == "both":
+            return {"contrastive": self.info_nce(batch)}
+        queries, videos = gather(self.encode_own_captions(batch)), gather(self.encode_video(batch.frames))
+        logits = self.scale() * self.score(queries.float(), videos.float())
+        return {"contrastive": F.cross_entropy(logits, torch.arange(len(logits), device=logits.device))}
+
+    # ----------------------------------------------------------------------------------- protection
+
+    @torch.no_grad()
+    def before_step(self) -> None:
+        """Remove from each weight's gradient the part that changes scores of former pairs."""
+        if not self._used and int(self.seen):
+            for side in SIDES:
+                inputs, others = self.get_buffer(f"inputs_{side}"), self.get_buffer(f"others_{side}")
+                self._used[side] = span(others, 0.0), span(inputs, self.config.threshold)
+        for side, (of_others, of_inputs) in self._used.items():
+            gradient = cast(nn.Linear, self.heads[side]).weight.grad
+            if gradient is not None:
+                gradient -= of_others @ gradient @ of_inputs
+
+    @torch.no_grad()
+    def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
+        """Add the second moments of the task's pairs, which every worker sees."""
+        found = [(caption_vectors(self.backbone, batch.tokens), self._video(batch.frames)) for batch in loader]
+        if not found:
+            return
+        pairs = dict(zip(SIDES, (torch.cat(side) for side in zip(*found, strict=True)), strict=True))
+        count = len(pairs["text"])
+        total = int(self.seen) + count
+        for side, other in zip(SIDES, SIDES[::-1], strict=True):
+            moment = pairs[side].mT @ pairs[side] / total
+            weight = cast(nn.Linear, self.heads[side]).weight
+            for name, new in ((f"inputs_{side}", moment), (f"others_{other}", weight @ moment @ weight.mT)):
+                self.get_buffer(name).mul_(int(self.seen) / total).add_(new)
+        self.seen.fill_(total)
+
+
+def span(moment: Tensor, threshold: float) -> Tensor:
+    """Return the projection U U' on the directions of a symmetric matrix (d, d) with singular values > `threshold`."""
+    u, values, _ = torch.linalg.svd(moment)
+    chosen = u[:, values > threshold]
+    return chosen @ chosen.mT

@@ -1,0 +1,222 @@
+"""Heads: small maps that learn on the outputs of frozen towers, or on vectors that another model computed.
+
+With x a video (the mean of its frames) or a caption (the mean of its vectors), of unit length; P is the identity, or
+the map with which captions of another width start, from which c is subtracted first (backbone/vectors.py), else 0:
+
+    head_linear     (x - c) P + x D + b                       D of all entries
+    head_low_rank   (x - c) P + (x A) B + b                   A of `rank` columns
+    head_mlp        (x - c) P + W_2 gelu(W_1 x + b_1) + b
+
+Only what is added to the first term learns. It is zero at first, so weight decay pulls a head back to its start. `side`
+says which towers get one: with `queries` the videos' vectors stay, bit for bit, those that are stored. The loss is the
+symmetric contrastive one. Such maps of queries alone are common practice for indexes that cannot be computed again
+(llama_index, raglite); no paper defines them, and rates and sizes are ours.
+
+Shapes: B videos or captions, T frames, L text length, d of a video, d' of a caption.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.backbone.vectors import CaptionVectors, VideoVectors
+from ctvr.methods.base import Capabilities, Method, ParamGroup, l2_normalize
+from ctvr.methods.layers.pooling import mean_pool
+from ctvr.methods.layers.temperature import ScaleConfig, bound_scale, set_scale
+from ctvr.methods.settings import require, setting
+
+Side = Literal["queries", "videos", "both"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig(ScaleConfig):
+    """Settings of every head, with ranges in search_spaces/."""
+
+    UNPUBLISHED = ("method.lr", "method.side")
+
+    side: Side = setting("queries", doc="towers that get a map; with queries stored videos never change")
+    lr: float = setting(1e-3, doc="learning rate of the maps and the temperature", part="recipe")
+    frame_norm: Literal["none", "l2"] = setting("none", doc="normalization of each frame's feature before the mean")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, ">= 0", "lr", hint="Use 0 for the start.")
+
+
+class Map(nn.Module):
+    """(x - c) P + f(x) + b, with f = 0 and b = 0 at first; a subclass defines f."""
+
+    start: Tensor
+    center: Tensor
+
+    def __init__(self, start: Tensor, center: Tensor, config: Any) -> None:
+        """Keep P (d_in, d_out) and c (d_in,)."""
+        super().__init__()
+        self.register_buffer("start", start.detach().clone())
+        self.register_buffer("center", center.detach().clone())
+        self.bias = nn.Parameter(torch.zeros(start.shape[1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.center) @ self.start + self.addition(x) + self.bias
+
+    def addition(self, x: Tensor) -> Tensor:
+        """Compute f(x) without its bias, (B, d_in) -> (B, d_out)."""
+        raise NotImplementedError
+
+
+class Fixed(Map):
+    """The start alone."""
+
+    def __init__(self, start: Tensor, center: Tensor, config: HeadConfig) -> None:
+        super().__init__(start, center, config)
+        self.bias.requires_grad_(False)
+
+    def addition(self, x: Tensor) -> Tensor:
+        return x.new_zeros(())
+
+
+class Linear(Map):
+    def __init__(self, start: Tensor, center: Tensor, config: HeadConfig) -> None:
+        super().__init__(start, center, config)
+        self.weight = nn.Parameter(torch.zeros_like(start))
+
+    def addition(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+class LowRank(Map):
+    def __init__(self, start: Tensor, center: Tensor, config: HeadLowRankConfig) -> None:
+        super().__init__(start, center, config)
+        d_in, d_out = start.shape
+        self.down = nn.Parameter(torch.randn(d_in, config.rank) * d_in**-0.5)
+        self.up = nn.Parameter(torch.zeros(config.rank, d_out))
+
+    def addition(self, x: Tensor) -> Tensor:
+        return x @ self.down @ self.up
+
+
+class Mlp(Map):
+    def __init__(self, start: Tensor, center: Tensor, config: HeadMlpConfig) -> None:
+        super().__init__(start, center, config)
+        d_in, d_out = start.shape
+        self.inner = nn.Linear(d_in, config.hidden)
+        self.outer = nn.Parameter(torch.zeros(config.hidden, d_out))
+
+    def addition(self, x: Tensor) -> Tensor:
+        return F.gelu(self.inner(x)) @ self.outer
+
+
+class Head(Method):
+    """Frozen towers and a map of `kind` on the chosen sides."""
+
+    Config = HeadConfig
+    OPTIMIZER = {"optim.weight_decay": 0.0}
+    kind: type[Map]
+    config: HeadConfig
+
+    @classmethod
+    def capabilities(cls, config: Any) -> Capabilities:
+        return Capabilities(
+            backbone_agnostic=True,
+            uses_all_parameters=True,
+            accumulation="features",
+            text_is_frozen=config.side == "videos",
+        )
+
+    def __init__(self, config: HeadConfig, backbone: Clip) -> None:
+        super().__init__()
+        self.config, self.backbone = config, backbone
+        self.frozen_blocks = len(backbone.vision.blocks)
+        set_scale(backbone, config)
+        sides: dict[Side, tuple[Tensor, Tensor]] = dict(zip(("queries", "videos"), starts(backbone), strict=True))
+        self.maps = nn.ModuleDict(
+            {
+                side: (self.kind if config.side in (side, "both") else Fixed)(*start, config)
+                for side, start in sides.items()
+            }
+        )
+
+    def param_groups(self) -> list[ParamGroup]:
+        params = [p for p in self.maps.parameters() if p.requires_grad]
+        if self.config.train_scale:
+            params.append(self.backbone.logit_scale)
+        return [ParamGroup(name="head", params=params, lr=self.config.lr)]
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        found = mean_pool(video_vectors(self.backbone, frames), self.config.frame_norm)
+        return found if self.config.side == "queries" else l2_normalize(self.maps["videos"](found))
+
+    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
+        return l2_normalize(self.maps["queries"](caption_vectors(self.backbone, tokens)))
+
+    def after_step(self) -> None:
+        bound_scale(self.backbone, self.config)
+
+
+def starts(backbone: Clip) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return the maps with which a head begins: P (d_in, d_out) and c (d_in,) of captions, then of videos."""
+    text, eye = backbone.text, torch.eye(backbone.embed_dim)
+    plain = eye, torch.zeros(len(eye))
+    return (text.start() if isinstance(text, CaptionVectors) else plain), plain
+
+
+def caption_vectors(backbone: Clip, tokens: Tensor) -> Tensor:
+    """Return unit vectors of captions before any map: the imported ones, or the frozen tower's, (B, L) -> (B, d')."""
+    text = backbone.text
+    with torch.no_grad():
+        return l2_normalize(text.vectors(tokens) if isinstance(text, CaptionVectors) else text(tokens))
+
+
+def video_vectors(backbone: Clip, frames: Tensor) -> Tensor:
+    """Return frame features before any map: the imported ones, or the frozen tower's, (B, T, ...) -> (B, T, d)."""
+    vision = backbone.vision
+    with torch.no_grad():
+        return vision.vectors(frames) if isinstance(vision, VideoVectors) else vision(frames)
+
+
+class HeadLinear(Head):
+    """A linear map after each chosen tower."""
+
+    kind = Linear
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadLowRankConfig(HeadConfig):
+    """Settings, with ranges in search_spaces/."""
+
+    rank: int = setting(32, doc="columns of A and rows of B", unpublished=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, ">= 1", "rank")
+
+
+class HeadLowRank(Head):
+    """A map of low rank, added to each chosen tower's output."""
+
+    Config = HeadLowRankConfig
+    kind = LowRank
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadMlpConfig(HeadConfig):
+    """Settings, with ranges in search_spaces/."""
+
+    hidden: int = setting(512, doc="width between the two matrices", unpublished=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, ">= 1", "hidden")
+
+
+class HeadMlp(Head):
+    """A network of one hidden layer, added to each chosen tower's output."""
+
+    Config = HeadMlpConfig
+    kind = Mlp
