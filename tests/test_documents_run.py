@@ -112,6 +112,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         Path("my_method.py").write_text(blocks_of(ROOT / "docs/new-method.md", "python")[0])
         shutil.copy(next(Path("videos").glob("*.mp4")), "clip.mp4")
         np.savez("videos.npz", **{row[0]: np.ones((2, 8)) for row in rows})
+        vectors = np.random.default_rng(0).standard_normal((60, 8))
+        for name in ("old", "new"):
+            np.savez(f"{name}.npz", **{str(row): vector for row, vector in enumerate(vectors)})
+        np.save("queries.npy", vectors)
         np.save("captions.npy", np.ones((len(rows), 8)))
         yield home
 

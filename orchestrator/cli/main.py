@@ -26,6 +26,7 @@ from ctvr.orchestrator.cli.frames import add_frames
 from ctvr.orchestrator.cli.guide import guide
 from ctvr.orchestrator.cli.logs import set_up_logging
 from ctvr.orchestrator.cli.method_dev import add_check_method, add_new
+from ctvr.orchestrator.cli.migrate import add_migrate
 from ctvr.orchestrator.cli.model import add_export, add_page, add_schema, add_search, add_serve
 from ctvr.orchestrator.cli.option_mistakes import check_options
 from ctvr.orchestrator.cli.options import add_trust, trust_user
@@ -311,6 +312,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_serve(commands)
     add_plot(commands)
     add_frames(commands)
+    add_migrate(commands)
     add_page(commands)
     add_export(commands)
     add_streams(commands)

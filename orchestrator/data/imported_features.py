@@ -126,7 +126,7 @@ def load_vectors(stream: Stream, is_centered: bool = False) -> Vectors:
         ConfigError: if the file of the captions' features is damaged.
     """
     assert stream.text_features is not None
-    texts, table = _caption_features(Path(stream.text_features))
+    texts, table = caption_features(Path(stream.text_features))
     lookup = CaptionLookup(texts, stream.name)
     first = stream.tasks[0].train
     rows = lookup([caption for item in first for caption in item.captions])
@@ -148,8 +148,12 @@ def first_videos(stream: Stream) -> Tensor:
     return torch.stack([torch.from_numpy(read_features(item.path)).mean(dim=0) for item in stream.tasks[0].train])
 
 
-def _caption_features(path: Path) -> tuple[list[str], Table]:
-    """Read captions and their vectors from a file that an import wrote."""
+def caption_features(path: Path) -> tuple[list[str], Table]:
+    """Read captions and the table of their vectors from a file that an import wrote.
+
+    Raises:
+        ConfigError: if it is damaged.
+    """
     found = read_npz(path)
     try:
         assert isinstance(found, dict)

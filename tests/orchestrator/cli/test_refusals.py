@@ -53,6 +53,8 @@ REFUSED = [
     "serve --model ./none --port 99999",
     "plot gates nope",
     "frames nope",
+    "migrate nope none.npz",
+    "migrate nope none.npz --sample 1",
     "report nope --html page.pdf",
     "search red --model nope --html page",
     "export hf out --model nope",
