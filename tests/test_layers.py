@@ -56,7 +56,7 @@ MAY: dict[str, set[str]] = {
         "sweep": "cli ctvr",
         "cli": "jobs sweeps catalog execution doctor importers vectors streams tables tracking settings",
         # synthetic: a video that the probe of `ctvr doctor --gpu` decodes
-        "jobs": "sweeps execution method_checks serving pages retrieval on_ray tables tracking vectors "
+        "jobs": "sweeps execution method_checks serving pages retrieval on_ray tables tracking migration "
         "learning.run learning.training learning.evaluation learning.record settings keys figures "
         "data streams synthetic video store methods",
         "sweeps": "catalog execution method_checks on_ray tables tracking learning.run learning.evaluation "
@@ -73,7 +73,7 @@ MAY: dict[str, set[str]] = {
         "serving": "pages retrieval streams methods",
         "pages": "retrieval tables streams video",
         # learning.evaluation: ties in ranks
-        "vectors": "learning.evaluation data streams methods",
+        "migration": "learning.evaluation data streams methods",
         "retrieval": "learning.run learning.evaluation data streams video store methods",
         # data: the queries that an evaluation ranks
         "method_checks": "learning.training learning.evaluation learning.record settings keys data methods",
@@ -115,7 +115,8 @@ LIBRARIES: dict[str, set[str]] = {
         "decord": "video",
         "torchcodec": "video",
         "open_clip": "methods learning method_checks tools",
-        "torch": "methods keys learning data on_ray jobs sweeps catalog tracking retrieval method_checks vectors tools",
+        "torch": "methods keys learning data on_ray jobs sweeps catalog tracking retrieval method_checks migration "
+        "tools",
     }.items()
 }
 # Importing one of these loads neither torch nor what only a learner needs: a command answers, and a trial's driver

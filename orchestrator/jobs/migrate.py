@@ -18,10 +18,9 @@ from torch import Tensor
 
 from ctvr.orchestrator.console import format_duration, printable, say
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.output_dir import check_creatable, nearest_name
-from ctvr.orchestrator.vectors.maps import FeatureMap
-from ctvr.orchestrator.vectors.migrate_inputs import Queries, VectorSet, common_ids, read_queries, read_set
-from ctvr.orchestrator.vectors.migrate_sample import (
+from ctvr.orchestrator.migration.inputs import Queries, VectorSet, common_ids, read_queries, read_set
+from ctvr.orchestrator.migration.maps import FeatureMap
+from ctvr.orchestrator.migration.sample import (
     LEAST_QUERIES,
     LEAST_SAMPLE,
     SAMPLE,
@@ -32,7 +31,7 @@ from ctvr.orchestrator.vectors.migrate_sample import (
     rows_of,
     split_ids,
 )
-from ctvr.orchestrator.vectors.migrate_search import (
+from ctvr.orchestrator.migration.search import (
     ALL,
     BOTH,
     KS,
@@ -45,7 +44,8 @@ from ctvr.orchestrator.vectors.migrate_search import (
     measure,
     predicted_loss,
 )
-from ctvr.orchestrator.vectors.migrate_verdict import Row, Verdict, decide, make_rows, name_of
+from ctvr.orchestrator.migration.verdict import Row, Verdict, decide, make_rows, name_of
+from ctvr.orchestrator.output_dir import check_creatable, nearest_name
 
 SHARES = (5, 10, 25, 50)  # percent of the items that are re-encoded
 

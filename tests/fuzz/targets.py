@@ -85,6 +85,12 @@ def _canaries(path: Path) -> object:
     return read_canaries(path)
 
 
+def _vectors(path: Path) -> object:
+    from ctvr.orchestrator.migration.inputs import read_set
+
+    return read_set(str(path), path.parent)
+
+
 def _read_npy(path: Path) -> object:
     from ctvr.orchestrator.data.arrays import read_features
 
@@ -268,6 +274,7 @@ TARGETS = (
     Target("preset", make_json("p.json", PRESET), _preset, "json"),
     Target("npy", make_npy((3, 6)), _read_npy),
     Target("npz", make_arrays("npz"), _features),
+    Target("vectors", make_arrays("npz"), _vectors),
     Target("parquet", make_arrays("parquet"), _features),
     Target("tar", make_arrays("tar"), _features),
     *((Target("h5", make_arrays("h5"), _features),) if importlib.util.find_spec("h5py") else ()),

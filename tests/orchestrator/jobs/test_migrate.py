@@ -9,11 +9,11 @@ import torch
 
 from ctvr.orchestrator.cli.main import main
 from ctvr.orchestrator.jobs.migrate import Migration, MigrationConfig, compare, migrate
-from ctvr.orchestrator.vectors.migrate_inputs import read_set
-from ctvr.orchestrator.vectors.migrate_sample import split_ids
-from ctvr.orchestrator.vectors.migrate_search import ALL, BOTH, STAY, Way
-from ctvr.orchestrator.vectors.migrate_verdict import make_rows
-from tests.orchestrator.vectors.pairs import Pair, make_pair, unit, write_sets, write_streams
+from ctvr.orchestrator.migration.inputs import read_set
+from ctvr.orchestrator.migration.sample import split_ids
+from ctvr.orchestrator.migration.search import ALL, BOTH, STAY, Way
+from ctvr.orchestrator.migration.verdict import make_rows
+from tests.orchestrator.migration.pairs import Pair, make_pair, unit, write_sets, write_streams
 from tests.refusing import refuses
 
 SMALL = MigrationConfig(sample=500)
@@ -142,8 +142,10 @@ def test_results_of_20_samples_agree_with_all_queries_of_the_same_maps():
         for row in result.rows:
             truth = value(complete, row.way)
             covered[row.way] = covered.get(row.way, 0) + (row.metrics[-1].low <= truth <= row.metrics[-1].high)
-    assert min(covered.values()) >= 19, covered
-    assert agrees >= 17
+    # each row misses one of 20 on average, so the least of 18 rows may have less than 19
+    assert sum(covered.values()) >= 0.95 * 20 * len(covered), covered
+    assert min(covered.values()) >= 17, covered
+    assert agrees >= 17, agrees
 
 
 @pytest.mark.parametrize("captions", [True, False])

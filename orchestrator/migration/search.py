@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ctvr.orchestrator.learning.evaluation.ranking import Positions
-from ctvr.orchestrator.vectors.maps import FeatureMap
+from ctvr.orchestrator.migration.maps import FeatureMap
 
 BLOCK = 2048  # items
 TIE = 1e-6

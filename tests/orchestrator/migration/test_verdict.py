@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from ctvr.orchestrator.vectors.migrate_search import ALL, BOTH, STAY
-from ctvr.orchestrator.vectors.migrate_verdict import decide, difference_of, make_rows, mean_of, ratio_of
+from ctvr.orchestrator.migration.search import ALL, BOTH, STAY
+from ctvr.orchestrator.migration.verdict import decide, difference_of, make_rows, mean_of, ratio_of
 
 QUERIES = 400
 EACH = torch.arange(QUERIES)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.vectors.maps import fit_maps, transposed
-from ctvr.orchestrator.vectors.migrate_inputs import Queries, VectorSet
-from ctvr.orchestrator.vectors.migrate_search import Index, Measured, measure
+from ctvr.orchestrator.migration.inputs import Queries, VectorSet
+from ctvr.orchestrator.migration.maps import fit_maps, transposed
+from ctvr.orchestrator.migration.search import Index, Measured, measure
 
 SAMPLE, LEAST_SAMPLE = 2000, 25
 CHECKED = 5  # one of so many sampled items selects the kind of a map

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctvr.orchestrator.vectors.migrate_inputs import common_ids, read_queries, read_set
-from tests.orchestrator.vectors.pairs import make_pair, unit, write_sets, write_streams
+from ctvr.orchestrator.migration.inputs import common_ids, read_queries, read_set
+from tests.orchestrator.migration.pairs import make_pair, unit, write_sets, write_streams
 from tests.refusing import refuses
 
 

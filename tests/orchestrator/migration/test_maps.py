@@ -10,8 +10,8 @@ import torch
 from safetensors import safe_open
 
 from ctvr.methods.layers.feature_maps import procrustes
-from ctvr.orchestrator.vectors.maps import KINDS, FeatureMap, fit_maps, transposed
-from tests.orchestrator.vectors.pairs import make_pair, unit
+from ctvr.orchestrator.migration.maps import KINDS, FeatureMap, fit_maps, transposed
+from tests.orchestrator.migration.pairs import make_pair, unit
 
 
 def cosine(x: torch.Tensor, y: torch.Tensor) -> float:

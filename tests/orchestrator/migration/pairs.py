@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ctvr.orchestrator.importers.features import import_features
-from ctvr.orchestrator.vectors.migrate_inputs import VectorSet
+from ctvr.orchestrator.migration.inputs import VectorSet
 
 
 def unit(x: np.ndarray) -> np.ndarray:

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from ctvr.orchestrator.vectors import migrate_search as search
-from ctvr.orchestrator.vectors.maps import FeatureMap, fit_maps
-from ctvr.orchestrator.vectors.migrate_search import ALL, BOTH, STAY, Index, Measured, measure
-from tests.orchestrator.vectors.pairs import make_pair
+from ctvr.orchestrator.migration import search
+from ctvr.orchestrator.migration.maps import FeatureMap, fit_maps
+from ctvr.orchestrator.migration.search import ALL, BOTH, STAY, Index, Measured, measure
+from tests.orchestrator.migration.pairs import make_pair
 
 COUNT = 120
 

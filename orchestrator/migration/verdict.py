@@ -16,7 +16,7 @@ import torch
 from scipy.special import betaincinv
 from torch import Tensor
 
-from ctvr.orchestrator.vectors.migrate_search import ALL, BOTH, STAY, Way
+from ctvr.orchestrator.migration.search import ALL, BOTH, STAY, Way
 
 Z = 1.96  # 95 %
 
