@@ -31,6 +31,7 @@ from ctvr.orchestrator.sweeps.run_names import generate_name
 from ctvr.orchestrator.sweeps.trust import trust_options
 
 MAIN_JOB = {"method": "framefusion_moe", "stream": "worlds-quick"}
+_KEPT_BY_PLAN = ("task_orders", "workers", "cpus_per_worker", "gpus_per_trial", "accelerator_type")
 # Chance, and rows that separate what replay keeps from what it costs
 BASELINES = "zero_shot:chance,zero_shot,clip4clip,clip4clip@er_ring,er_ring:share-5,er_ring,upper_bound:only-final"
 
@@ -123,7 +124,8 @@ def add_sweep(commands: Any) -> None:
     add_execution_options(parser, resources=True)
     add_verbose(parser)
     add_settings(parser, "named settings of the method, or a whole table, e.g. ctvr-table1", "METHOD STREAM, or TABLE")
-    parser.set_defaults(run=_sweep, places=("method", "stream", "preset"))
+    usual = {name: parser.get_default(name) for name in _KEPT_BY_PLAN}
+    parser.set_defaults(run=_sweep, places=("method", "stream", "preset"), usual=usual)
 
 
 def is_supervised(arguments: argparse.Namespace) -> bool:
@@ -180,10 +182,10 @@ def _not_with_resume(arguments: argparse.Namespace) -> list[str]:
     """Return the given arguments that cannot be combined with --resume."""
     options = "config method stream preset rows trials searcher scheduler objectives confirm space space_add vary seeds"
     names = f"{options} baselines direction".split()
-    orders = ["--task-orders"] if arguments.task_orders != 1 else []
+    others = [name for name, value in arguments.usual.items() if getattr(arguments, name) != value]
     return [
         *arguments.overrides,
-        *orders,
+        *(f"--{name.replace('_', '-')}" for name in others),
         *(f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) not in (None, "", [])),
     ]
 

@@ -29,6 +29,7 @@ from ctvr.orchestrator.redaction import redact
 from ctvr.orchestrator.store.local import Entry
 
 PROBES = "_probe"  # not an object of a store: the name begins with _
+RETRIES = 30  # at most; an overloaded server refuses at once (503), and five would end after a second
 _DELETED_AT_ONCE = 500  # S3 allows 1000
 _ANNOUNCED = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -210,7 +211,7 @@ def _connect(uri: str, is_probe: bool = False) -> Any:
     if endpoint:
         config["endpoint"] = endpoint.rstrip("/")
         client["allow_http"] = endpoint.startswith("http://")
-    retry: Any = {"max_retries": 2 if is_probe else 5, "retry_timeout": timedelta(seconds=15 if is_probe else 60)}
+    retry: Any = {"max_retries": 2 if is_probe else RETRIES, "retry_timeout": timedelta(seconds=15 if is_probe else 60)}
     try:
         place = prefix.strip("/") or None
         return S3Store(bucket, prefix=place, config=config, client_options=client, retry_config=retry)
@@ -245,6 +246,8 @@ def _explained(error: Exception, uri: str) -> str:
             f"the access key does not permit that ({code or 'forbidden'}). It must read, write, list and "
             f"delete in {bucket}."
         )
+    if status := re.search(r"status code: (429|5\d\d)", text):
+        return f"{_server()} is overloaded or fails ({code or status[1]}). Run the same command again later."
     if "HTTP error" in text:
         return f"no server responds at {_server()}. Start it, or correct AWS_ENDPOINT_URL and AWS_REGION."
     return f"{_first_line(error)}."

@@ -103,9 +103,9 @@ def test_smoke_is_one_trial_one_seed_and_one_epoch(capsys, tmp_path, asked):
 
 
 def test_a_sweep_is_resumed_by_its_name(capsys, tmp_path, asked):
-    ctvr(capsys, "sweep", "--resume", "n", "--workers", "2", "--runs", tmp_path)
+    ctvr(capsys, "sweep", "--resume", "n", "--nodes", "2", "--runs", tmp_path)
     ((name, execution),) = asked
-    assert (name, execution.workers) == ("n", 2)
+    assert (name, execution.nodes) == ("n", 2)
 
 
 def test_a_rerun_has_the_words_of_its_command(capsys, tmp_path, asked, monkeypatch):

@@ -13,6 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +28,7 @@ from ctvr.orchestrator.store import remote
 from ctvr.orchestrator.store.gc import find_garbage, remove_garbage
 from ctvr.orchestrator.store.packs import Member
 from ctvr.orchestrator.store.store import Store
+from tests.refusing import missing_from
 
 pytestmark = pytest.mark.slow
 X = {"frames": np.arange(3 * 8 * 8 * 3, dtype=np.uint8).reshape(3, 8, 8, 3)}
@@ -269,6 +272,50 @@ def test_wrong_and_missing_keys_are_one_line(rclone, tmp_path, monkeypatch, name
     assert refused(f"s3://{bucket}", tmp_path).startswith(f"store s3://{bucket}: {said}. ")
 
 
+class Overloaded(BaseHTTPRequestHandler):
+    """A server that refuses its first `busy` requests as S3 does when a client is too quick."""
+
+    busy = 0
+    BODY = b'<?xml version="1.0"?><Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>'
+
+    def do_GET(self) -> None:
+        type(self).busy -= 1
+        body = self.BODY if self.busy >= 0 else b"whole"
+        self.send_response(503 if self.busy >= 0 else 200)
+        for name, value in ("Content-Length", len(body)), ("ETag", '"1"'), ("Last-Modified", formatdate(usegmt=True)):
+            self.send_header(name, str(value))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.do_GET()
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@pytest.fixture
+def overloaded(monkeypatch):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Overloaded) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        use(f"http://127.0.0.1:{server.server_port}", monkeypatch)
+        yield
+        server.shutdown()
+
+
+def test_a_server_that_is_overloaded_for_seconds_is_waited_for(overloaded, monkeypatch):
+    monkeypatch.setattr(Overloaded, "busy", 8)
+    assert remote.RemoteObjects("s3://bucket/a").read("k") == b"whole"
+
+
+def test_an_overloaded_server_is_one_line(overloaded, tmp_path, monkeypatch):
+    monkeypatch.setattr(Overloaded, "busy", 10**6)
+    text = refused("s3://bucket", tmp_path)
+    assert not missing_from(text, "overloaded", "SlowDown", "again")
+    assert "<" not in text
+
+
 def test_an_unreachable_server_is_one_line(tmp_path, monkeypatch):
     use(f"http://somebody:canary@127.0.0.1:{a_port()}", monkeypatch)
     started = time.monotonic()
@@ -279,6 +326,7 @@ def test_an_unreachable_server_is_one_line(tmp_path, monkeypatch):
 
 
 def test_a_lost_server_is_one_line_and_its_objects_come_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "RETRIES", 3)
     folder, port = tmp_path / "buckets", a_port()
     (folder / "bucket").mkdir(parents=True)
     use(f"http://127.0.0.1:{port}", monkeypatch)
