@@ -68,6 +68,7 @@ READERS: dict[str, tuple[str, str]] = {
     "orchestrator/tracking/tracker.py:Tracker.has_artifacts": ("artifacts listed", "of"),
     "orchestrator/tracking/mlflow_writer.py:Sender.client": ("MLflow's server", OPTION),
     "orchestrator/tracking/server.py:check": ("MLflow's server", OPTION),
+    "orchestrator/tracking/internals.py:connect_once": ("MLflow's database", OPTION),
     "orchestrator/tracking/server.py:create_database": ("a local database", OPTION),
     "orchestrator/tracking/server.py:new_client": ("MLflow's server; redirects are off", OPTION),
     "orchestrator/doctor/records.py:_sweeps": ("MLflow's server", OPTION),

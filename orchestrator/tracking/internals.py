@@ -46,6 +46,17 @@ def schema_revisions() -> tuple[str, frozenset[str]]:
     return str(scripts.get_current_head()), frozenset(script.revision for script in scripts.walk_revisions())
 
 
+def connect_once(uri: str) -> None:
+    """Connect to a database, or raise the reason at once: MLflow's client tries ten times, for 100 s."""
+    import sqlalchemy
+
+    engine = sqlalchemy.create_engine(uri)
+    try:
+        engine.connect().close()
+    finally:
+        engine.dispose()
+
+
 def migrate(uri: str) -> None:
     """Upgrade a database to the newest schema, as `mlflow db upgrade` does in a separate process."""
     import sqlalchemy

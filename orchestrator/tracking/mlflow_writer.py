@@ -41,7 +41,8 @@ class Sender:
 
     def __init__(self, uri: str, outbox: Outbox, event_log: EventLog) -> None:
         self.uri, self.outbox, self.event_log = uri, outbox, event_log
-        self.artifacts = ArtifactAddresses(uri, outbox.folder.parent, lambda: self.client)
+        self._runs = outbox.folder.parent
+        self.artifacts = ArtifactAddresses(uri, self._runs, lambda: self.client)
         self.opened: dict[str, str] = {}  # offline id -> run id
         self._unopened: set[str] = set()  # offline ids whose opening was refused permanently
         self._client: MlflowClient | None = None
@@ -206,10 +207,9 @@ class Sender:
         from mlflow.exceptions import MlflowException
 
         where = None
-        if self.uri.startswith("sqlite:///"):  # a server chooses its own location
-            where = (
-                Path(self.uri.removeprefix("sqlite:///")).resolve().parent / "artifacts" / folder_of(stream)
-            ).as_uri()
+        if not self.uri.startswith(("http://", "https://")):  # a server chooses its own location
+            runs = Path(self.uri.removeprefix("sqlite:///")).parent if self.uri.startswith("sqlite:") else self._runs
+            where = (runs.resolve() / "artifacts" / folder_of(stream)).as_uri()
         try:
             self.client.create_experiment(stream, artifact_location=where, tags=experiment_tags(stream))
         except MlflowException as error:

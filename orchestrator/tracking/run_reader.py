@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from ctvr.orchestrator.console import printable
 from ctvr.orchestrator.errors import ConfigError, CtvrError, StoreError
 from ctvr.orchestrator.redaction import redact
-from ctvr.orchestrator.tracking.database import remedy
 from ctvr.orchestrator.tracking.mlflow_ui import NAME
 from ctvr.orchestrator.tracking.mlflow_writer import Sender
 from ctvr.orchestrator.tracking.run_record import Histories, RunRecord, Texts, artifact_folder
-from ctvr.orchestrator.tracking.server import reason
+from ctvr.orchestrator.tracking.server import reason, remedy_for
 from ctvr.orchestrator.tracking.sqlite_records import Point, StoredRun
 
 log = logging.getLogger(__name__)
@@ -60,7 +59,7 @@ class RunReader:
             raise
         except Exception as error:
             ours = ConfigError if self.uri.startswith("sqlite:") else StoreError
-            raise ours(f"tracking {redact(self.uri)}: {reason(error)}. {remedy(error)}.") from error
+            raise ours(f"tracking {redact(self.uri)}: {reason(error)}. {remedy_for(error, self.uri)}") from error
 
     def _record(self, run: StoredRun) -> RunRecord:
         known: dict[str, list[Point]] = {}

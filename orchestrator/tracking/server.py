@@ -17,7 +17,7 @@ from ctvr.orchestrator.processes import lock_faults_in
 from ctvr.orchestrator.proxies import except_from_proxies, is_loopback, proxy_of
 from ctvr.orchestrator.redaction import redact
 from ctvr.orchestrator.tracking.database import WAIT_SECONDS, await_lock, ensure_whole, remedy, revision_of, upgrade
-from ctvr.orchestrator.tracking.internals import AUTOFLUSH, NOISY, SCHEMA, migrate, schema_revisions
+from ctvr.orchestrator.tracking.internals import AUTOFLUSH, NOISY, SCHEMA, connect_once, migrate, schema_revisions
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -30,6 +30,8 @@ _DRIVERS = {
     "MySQLdb": "mysqlclient",
 }  # module -> package
 
+_DATABASES = ("postgresql", "mysql", "mssql")  # dialects that MLflow accepts, besides SQLite
+_LIBPQ = ("PGUSER", "PGPASSWORD")  # read by every driver of Postgres
 CHECK_SECONDS = 2.0  # for a database that another process has locked; `create_database` waits longer
 MOUNT_LOCKS = "Mount it with flock (Lustre) or local_lock=all (NFS)"
 
@@ -56,13 +58,34 @@ def require_records(runs: Path) -> None:
 
 
 def _move_password() -> None:
-    """Move user and password of MLFLOW_TRACKING_URI to separate variables: addresses are printed and recorded."""
+    """Move user and password of MLFLOW_TRACKING_URI to separate variables: addresses are printed and recorded.
+
+    Raises:
+        ConfigError: for a password of a database whose driver reads none from a variable.
+    """
     address = urlsplit(os.environ.get("MLFLOW_TRACKING_URI", ""))
     if "@" not in address.netloc:
         return
-    os.environ["MLFLOW_TRACKING_USERNAME"] = unquote(address.username or "")
-    os.environ["MLFLOW_TRACKING_PASSWORD"] = unquote(address.password or "")
-    os.environ["MLFLOW_TRACKING_URI"] = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
+    given = (unquote(each or "") for each in (address.username, address.password))
+    bare = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
+    if _is_database(bare) and _dialect(bare) != "postgresql":
+        raise ConfigError(
+            "the password of this database would be recorded with its address",
+            f"tracking {bare}",
+            remedy="Start an MLflow server on it (`mlflow server --backend-store-uri`), and give the server's address.",
+        )
+    names = _LIBPQ if _is_database(bare) else ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+    os.environ.update({name: value for name, value in zip(names, given, strict=True) if value})
+    os.environ["MLFLOW_TRACKING_URI"] = bare
+
+
+def _dialect(uri: str) -> str:
+    return uri.partition(":")[0].partition("+")[0].lower()
+
+
+def _is_database(uri: str) -> bool:
+    """Return whether MLflow opens `uri` with SQLAlchemy, on another host."""
+    return _dialect(uri) in _DATABASES
 
 
 def check(uri: str, timeout: int = 5, writes: bool = True) -> None:
@@ -112,11 +135,13 @@ def check(uri: str, timeout: int = 5, writes: bool = True) -> None:
             remedy=f"Use sqlite:///{uri.removeprefix('file://')}/mlflow.db or the address of an MLflow server in "
             "MLFLOW_TRACKING_URI.",
         )
-    with environment(MLFLOW_HTTP_REQUEST_TIMEOUT=str(timeout), MLFLOW_HTTP_REQUEST_MAX_RETRIES="0"):
+    quick = {"MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    with environment(**quick, PGCONNECT_TIMEOUT=str(timeout)):
         try:
             new_client(uri).search_experiments(max_results=1)
         except Exception as error:  # the user gets one line for any error
-            raise TrackingUnavailable(reason(error), f"tracking {redact(uri)}", remedy=_remedy(error, uri)) from error
+            advice = remedy_for(error, uri)
+            raise TrackingUnavailable(reason(error), f"tracking {redact(uri)}", remedy=advice) from error
 
 
 def ui_command(uri: str, host: str = "127.0.0.1", port: int = 5000) -> list[str]:
@@ -167,6 +192,9 @@ def new_client(uri: str) -> MlflowClient:
 
     for noisy in NOISY:
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    if _is_database(uri):
+        os.environ.setdefault("PGCONNECT_TIMEOUT", "20")
+        connect_once(uri)
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
@@ -199,7 +227,7 @@ def create_database(uri: str, is_copy: bool = False) -> None:
     except ConfigError:
         raise
     except Exception as error:  # not a database, or a full disk: one line for the user
-        raise ConfigError(reason(error), f"tracking {uri}", remedy=f"{remedy(error)}.") from error
+        raise ConfigError(reason(error), f"tracking {uri}", remedy=remedy_for(error, uri)) from error
 
 
 def _older_revision(file: Path, seconds: float) -> str | None:
@@ -228,12 +256,17 @@ def reason(error: Exception) -> str:
     return redact(line)[:300].rstrip(".")
 
 
-def _remedy(error: Exception, uri: str) -> str:
+def remedy_for(error: Exception, uri: str) -> str:
+    """Return the remedy for an error of the store at `uri`: a file, a database or a server."""
+    if uri.startswith("sqlite:"):
+        return f"{remedy(error)}."
     text, host = str(error), urlsplit(uri).hostname
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"Install the driver of this database: pip install {_DRIVERS.get(error.name, error.name)}"
     if "Invalid Host header" in text:
         return "Start the server with --allowed-hosts NAME, or use its IP address"
+    if _is_database(uri):
+        return "Check user, password and address in MLFLOW_TRACKING_URI, and that the database accepts connections."
     status = re.search(r"(?<![\w:=./-])40[13](?!\w)", text)  # not a port or an address
     if not (status and status[0] == "401") and (proxy := proxy_of(uri)):
         return f"The proxy {proxy} was used; to connect to the server directly, add {host} to no_proxy."

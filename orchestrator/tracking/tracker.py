@@ -27,7 +27,6 @@ from ctvr.orchestrator.digests import canonical
 from ctvr.orchestrator.errors import ConfigError, StoreError
 from ctvr.orchestrator.redaction import redact
 from ctvr.orchestrator.tracking.artifacts import ArtifactAddresses
-from ctvr.orchestrator.tracking.database import remedy
 from ctvr.orchestrator.tracking.environment import environment
 from ctvr.orchestrator.tracking.event_log import EVENTS, EventLog, Runs, replay
 from ctvr.orchestrator.tracking.holders import holder_tags
@@ -39,7 +38,7 @@ from ctvr.orchestrator.tracking.outbox import OFFLINE, Outbox, OutboxSender, loc
 from ctvr.orchestrator.tracking.relocate import follow_move
 from ctvr.orchestrator.tracking.run_reader import RunReader
 from ctvr.orchestrator.tracking.run_record import RunRecord, as_text, metric_name, number
-from ctvr.orchestrator.tracking.server import check, create_database, reason
+from ctvr.orchestrator.tracking.server import check, create_database, reason, remedy_for
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -68,7 +67,7 @@ def create_store(uri: str, runs: Path, stream: str | None = None) -> None:
         try:
             Tracker(uri, runs).experiment(stream)
         except Exception as error:  # a full disk, or a file that another process has locked since: one line
-            raise ConfigError(reason(error), f"tracking {uri}", remedy=f"{remedy(error)}.") from error
+            raise ConfigError(reason(error), f"tracking {uri}", remedy=remedy_for(error, uri)) from error
 
 
 class Tracker:

@@ -46,7 +46,7 @@ def test_a_server_that_is_down_is_one_line_with_a_remedy(monkeypatch, free_port)
 )
 def test_a_port_is_not_a_status_of_http(text, advice, monkeypatch):
     monkeypatch.setattr(server, "proxy_of", lambda uri: "")
-    assert advice in server._remedy(Exception(text), "http://head:5000")
+    assert advice in server.remedy_for(Exception(text), "http://head:5000")
 
 
 def test_a_folder_of_files_is_refused_with_the_sqlite_form():
@@ -63,7 +63,7 @@ def test_a_databricks_workspace_is_not_called_a_folder(uri):
 
 def test_the_driver_of_a_database_is_named_as_its_package():
     missing = ModuleNotFoundError("No module named 'psycopg2'", name="psycopg2")
-    assert "pip install psycopg2-binary" in server._remedy(missing, "postgresql+psycopg2://h/x")
+    assert "pip install psycopg2-binary" in server.remedy_for(missing, "postgresql+psycopg2://h/x")
 
 
 def test_the_ui_listens_on_this_machine_and_refuses_what_cannot_work(tmp_path, free_port):
@@ -122,3 +122,44 @@ def test_a_check_does_not_wait_for_a_database_that_another_process_has_locked(tm
         began = time.monotonic()
         check(f"sqlite:///{file}")
         assert time.monotonic() - began < 30  # not WAIT_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("given", "bare", "variables"),
+    [
+        ("postgresql://me:p%2Fw@h:5432/ml", "postgresql://h:5432/ml", {"PGUSER": "me", "PGPASSWORD": "p/w"}),
+        ("postgresql+psycopg2://me@h/ml", "postgresql+psycopg2://h/ml", {"PGUSER": "me", "PGPASSWORD": "kept"}),
+        ("http://me@h:5000", "http://h:5000", {"MLFLOW_TRACKING_USERNAME": "me", "MLFLOW_TRACKING_PASSWORD": "kept"}),
+    ],
+)
+def test_user_and_password_of_an_address_go_where_its_driver_reads_them(given, bare, variables, monkeypatch, tmp_path):
+    for name in variables:
+        monkeypatch.setenv(name, "kept")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", given)
+    assert default_uri(tmp_path) == bare
+    assert {name: os.environ[name] for name in variables} == variables
+
+
+def test_a_password_that_a_driver_reads_only_from_the_address_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "mysql://me:geheim@h/ml")
+    with refuses("password", where="tracking mysql://h/ml", remedy=True) as caught:
+        default_uri(tmp_path)
+    assert "geheim" not in str(caught.value)
+
+
+def test_a_database_that_refuses_is_tried_once(monkeypatch):
+    from mlflow.store.db import utils
+
+    tried = []
+
+    def refuse(uri):
+        tried.append(uri)
+        raise ConnectionError('password authentication failed for user "me"')
+
+    monkeypatch.setattr("ctvr.orchestrator.tracking.server.connect_once", refuse)
+    monkeypatch.setattr(utils, "create_sqlalchemy_engine", refuse)
+    monkeypatch.setattr(utils.time, "sleep", lambda seconds: None)
+    with refuses("password authentication failed", where="tracking postgresql://h/ml", remedy=True) as caught:
+        check("postgresql://h/ml")
+    assert tried == ["postgresql://h/ml"]
+    assert not missing_from(str(caught.value), "MLFLOW_TRACKING_URI")

@@ -10,6 +10,7 @@ import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -382,3 +383,19 @@ def test_copied_runs_folder_is_independent_of_the_original(store, tracker, tmp_p
     copy.log_json(later, "config.json", {})
     assert (there / "artifacts/shapes-5" / later / "artifacts/config.json").is_file()
     assert not (runs / "artifacts/shapes-5" / later).exists()
+
+
+@pytest.mark.parametrize(
+    ("uri", "is_below"),
+    [("postgresql://h/ml", True), ("sqlite:///{runs}/mlflow.db", True), ("http://h:5000", False)],
+)
+def test_artifacts_of_a_database_are_below_the_runs_folder_and_a_server_chooses(uri, is_below, tmp_path, monkeypatch):
+    created: dict[str, Any] = {}
+    sender = Tracker(uri.format(runs=tmp_path), tmp_path)._sender
+    client = SimpleNamespace(
+        create_experiment=lambda name, **named: created.update(named), get_experiment_by_name=lambda name: None
+    )
+    monkeypatch.setattr(sender, "_client", client)
+    sender._create_experiment("shapes-5")
+    below = (tmp_path / "artifacts" / "shapes-5").as_uri()
+    assert created["artifact_location"] == (below if is_below else None)
