@@ -165,7 +165,7 @@ def _class_in_file(name: str) -> str:
     """Return `module:Class` for a name such as `mine`, `mine.py`, `mine.Norms`, `mine:norms` of a file here."""
     parts = re.fullmatch(r"(?:\./)?(\w+)(?:\.py)?(?:[:.](\w*))?", name)
     file = Path(f"{parts[1]}.py") if parts else Path()
-    if parts is None or not file.is_file():
+    if parts is None or not os.path.isfile(file):
         return ""
     classes = re.findall(r"(?m)^class (\w+)\(.*Method\b", file.read_text(encoding="utf-8", errors="replace"))
     close = difflib.get_close_matches((parts[2] or "").title(), classes, n=1, cutoff=0.8)

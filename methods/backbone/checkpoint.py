@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,12 +44,12 @@ def files_of(path: Path) -> list[Path]:
         FileNotFoundError: if the file does not exist, or an index names a missing one.
         ValueError: for a folder without weights, or a file that is not an index.
     """
-    if path.is_dir():
+    if os.path.isdir(path):  # `Path.is_dir` raises for a name that is too long
         found = next((path / name for name in OF_A_FOLDER if (path / name).is_file()), None)
         if found is None:
             raise ValueError(f"{path}: {_describe_missing(path)}")
         path = found
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise FileNotFoundError(f"{path}: no such weights file. Give the path of a .safetensors or .pt file.")
     if not path.name.endswith(".index.json"):
         return [path]
@@ -65,7 +66,7 @@ def files_of(path: Path) -> list[Path]:
     if pickled := [name for name in names if not name.endswith(".safetensors")]:
         raise ValueError(f"{path}: names {pickled[0]!r:.80}, a pickle. Convert the files to .safetensors.")
     files = [path.parent / name for name in names]
-    if missing := [file for file in files if not file.is_file()]:
+    if missing := [file for file in files if not os.path.isfile(file)]:
         raise FileNotFoundError(f"{missing[0]}: no such weights file; {path.name} names it.")
     return files
 

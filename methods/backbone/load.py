@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import importlib.metadata
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -263,7 +264,7 @@ def are_here(name: str, weights: str) -> bool:
     if weights in {"shipped", "random"}:
         return True
     if is_path(weights):
-        return expand_path(weights).exists()
+        return os.path.exists(expand_path(weights))
     from huggingface_hub import try_to_load_from_cache
     from open_clip.pretrained import get_pretrained_cfg
 

@@ -47,8 +47,10 @@ def read_msrvtt_captions(paths: Iterable[Path]) -> Captions:
 
 def msrvtt_id(value: Any) -> Any:
     """Return video7010 for 7010, a number or its digits; anything else unchanged."""
-    is_number = type(value) is int or (isinstance(value, str) and value.isascii() and value.isdigit())
-    return f"video{int(value)}" if is_number else value
+    if type(value) is int:
+        return f"video{value}"
+    is_number = isinstance(value, str) and value.isascii() and value.isdigit()
+    return f"video{value.lstrip('0') or '0'}" if is_number else value  # `int` refuses more than 4300 digits
 
 
 def read_msrvtt_splits(path: Path) -> dict[str, str]:

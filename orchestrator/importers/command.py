@@ -236,7 +236,7 @@ def _classes(files: Mapping[str, str]) -> int | None:
 
 def _held_out(files: Mapping[str, str]) -> int:
     word = files.get("held_out", "0")
-    if not word.isascii() or not word.isdigit():
+    if not word.isascii() or not word.isdigit() or len(word) > 9:
         raise ConfigError(
             "is not a number of videos per category", f"held_out={word}", remedy="Write held_out=2, or leave it out."
         )

@@ -75,7 +75,7 @@ def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = N
 
 def _describe_task_names(names: Sequence[str]) -> str:
     """Return the line of the report that maps our names of tasks to those of the table, unless these are 1, 2, 3."""
-    if all(name.isdecimal() and int(name) == number for number, name in enumerate(names, start=1)):
+    if all(name.isdecimal() and name.lstrip("0") == str(number) for number, name in enumerate(names, start=1)):
         return ""
     shown = [f"task_{number:02d} is {name!r:.60}" for number, name in enumerate(names[:MOST_TASKS], start=1)]
     return f"\nTasks: {', '.join(shown)}{', ...' if len(names) > MOST_TASKS else ''}."

@@ -41,7 +41,7 @@ def import_questions(folder: Path, videos: Path, out: Path, tasks: str = "1") ->
     """
     if not Path(folder).is_dir():
         raise ConfigError(f"{folder} is not a folder", "folder", remedy="Give the one with train_qa.json.")
-    if not tasks.isdecimal() or int(tasks) < 1 or CATEGORIES % int(tasks):
+    if not re.fullmatch("[0-9]{1,2}", tasks) or int(tasks) < 1 or CATEGORIES % int(tasks):
         raise ConfigError(f"{tasks} does not divide the 20 categories", "tasks", remedy="Write 1, 2, 4, 5, 10 or 20.")
     count, builder, files = int(tasks), Builder(videos, out), FolderFiles(Path(folder))
     paths = {split: (files.find if split == "val" else files.need)(*_patterns(split)) for split in SPLITS}

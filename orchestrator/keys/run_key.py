@@ -21,6 +21,7 @@ A killed run resumes from its last commit only if all of this is equal: on the s
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -113,9 +114,9 @@ def describe_preprocessing(
 
 def _digest_of_weights(weights: str) -> object:
     path = expand_path(weights)
-    if path.is_file() and not path.name.endswith(".index.json"):
+    if os.path.isfile(path) and not path.name.endswith(".index.json"):
         return digest_file(path)
-    if not is_path(weights) or not path.exists():
+    if not is_path(weights) or not os.path.exists(path):
         return weights
     try:  # for a folder or an index, the files that are read count
         return [digest_file(file) for file in files_of(path)]
@@ -135,9 +136,9 @@ def contents_of(config: Any, prefix: str) -> dict[str, str]:
 def content_of(text: str) -> str:
     """Return the digest of a file, or of relative names and contents below a folder; "" if `text` is neither."""
     path = expand_path(text)
-    if text and path.is_dir():
+    if text and os.path.isdir(path):  # `Path.is_dir` raises for a text that is too long for a name
         return digest_of([[file.relative_to(path).as_posix(), digest_file(file)] for file in list_files(path)])
-    return digest_file(path) if text and path.is_file() else ""
+    return digest_file(path) if text and os.path.isfile(path) else ""
 
 
 def environment(device: str) -> dict[str, str]:

@@ -80,7 +80,10 @@ def is_listening(address: str, seconds: float) -> bool:
         host, port = host or port, "6379"
     if not host:
         return False
-    with contextlib.suppress(OSError, OverflowError), socket.create_connection((host.strip("[]"), int(port)), seconds):
+    with (
+        contextlib.suppress(OSError, OverflowError, ValueError),
+        socket.create_connection((host.strip("[]"), int(port)), seconds),
+    ):
         return True
     return False
 

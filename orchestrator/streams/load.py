@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from importlib.metadata import EntryPoint, entry_points
@@ -65,7 +66,7 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
     if order:
         return load_stream(written, root, videos, render).in_order(order)
     written, percent = _split_blur(name)
-    if percent and not (root / "streams" / f"{name}.json").is_file():
+    if percent and not os.path.isfile(root / "streams" / f"{name}.json"):
         return load_stream(written, root, videos, render).blurred(percent)
     if is_embedded(name):
         return _load_rendered(name, root, render)
@@ -77,21 +78,24 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
         raise ConfigError(
             f"{path.name} is not a manifest", "stream", remedy=f"If it is a file of settings, write --config {name}"
         )
-    if name in (others := plugins()) and not (root / "streams" / f"{name}.json").is_file():
+    if name in (others := plugins()) and not os.path.isfile(root / "streams" / f"{name}.json"):
         path = _manifest_of_others(others[name])
     if path.suffix != ".json" and len(path.parts) == 1:
         named = root / "streams" / f"{name}.json"
-        if not named.is_file() and not path.is_file():
+        if not os.path.isfile(named) and not os.path.isfile(path):  # `Path.is_file` raises for a name that is too long
             raise _unknown_stream(name, root)
-        path = named if named.is_file() else path
+        path = named if os.path.isfile(named) else path
     with gc_disabled():
         return parse_manifest(read_json(path, unique_keys=True), source=str(path), base=path.parent, videos=videos)
 
 
 def split_order(name: str) -> tuple[str, int]:
-    """Split `NAME@3` into the stream's name and the seed of its task order; the seed is 0 if none is given."""
+    """Split `NAME@3` into the stream's name and the seed of its task order; the seed is 0 if none is given.
+
+    The suffix of a stream is a seed if `int` accepts it, which refuses more than 4300 digits.
+    """
     written, _, order = name.rpartition("@")
-    return (written, int(order)) if written and order.isdecimal() else (name, 0)
+    return (written, int(order)) if written and order.isdecimal() and len(order) <= 100 else (name, 0)
 
 
 def plain_name(name: str) -> str:
@@ -173,7 +177,7 @@ def _unknown_stream(name: str, root: Path) -> ConfigError:
     known, meant = available_streams(root), ""
     if name in BENCHMARKS:
         remedy = "Import the benchmark's files first: `ctvr streams import --help`."
-    elif Path(name).is_dir():
+    elif os.path.isdir(name):
         remedy = f"Import that folder first: ctvr streams import csv table=TABLE.csv --videos {shlex.quote(name)}."
     else:
         meant = closest(name, [*known, *BENCHMARKS])

@@ -23,7 +23,7 @@ from ctvr.orchestrator.sweeps.trust import resume_command, trust_text
 from ctvr.orchestrator.tables.footnotes import CHOICE, trials_of
 from ctvr.orchestrator.tracking.internals import NOTE
 from ctvr.orchestrator.tracking.mlflow_ui import code, plain, short_name
-from ctvr.orchestrator.tracking.run_record import RunRecord
+from ctvr.orchestrator.tracking.run_record import RunRecord, is_count
 from ctvr.orchestrator.tracking.tracker import Tracker
 
 R1, BWF = "stream/t2v/r1", "stream/t2v/bwf"
@@ -53,7 +53,7 @@ def annotate_search(tracker: Tracker, parent: str, name: str, space: Mapping[str
             differing = {key: run.settings[key] for key in unlike if key in run.settings}
             gain = last_value(run, GAIN)
             title = short_name(
-                int(number) if number.isdigit() else None,
+                int(number) if is_count(number) else None,
                 run.tags.get("ctvr.stopped", ""),
                 gain if math.isfinite(gain) else None,
                 differing,
@@ -114,7 +114,7 @@ def annotate_confirmation_runs(
     """
     with _best_effort():
         trials = [run for sweep in sweeps for run in tracker.find_runs(sweep=sweep)]
-        numbers = {run.name: f"#{int(run.tags[NUMBER])}" for run in trials if run.tags.get(NUMBER, "").isdigit()}
+        numbers = {run.name: f"#{int(run.tags[NUMBER])}" for run in trials if is_count(run.tags.get(NUMBER, ""))}
         runs = tracker.find_runs(sweep=name, tags={"ctvr.complete": "true"})
         for run in runs:
             label = numbers.get(run.tags.get("ctvr.candidate", ""), run.tags.get("ctvr.candidate", ""))

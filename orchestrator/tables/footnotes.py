@@ -12,6 +12,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.setting_groups import known_settings
 from ctvr.orchestrator.tables.float16_rates import float16_note
 from ctvr.orchestrator.tables.unpublished_settings import departures, footnote
+from ctvr.orchestrator.tracking.run_record import is_count
 
 if TYPE_CHECKING:
     from ctvr.orchestrator.tracking.run_record import RunRecord
@@ -118,7 +119,7 @@ def _short_of_epochs(run: RunRecord) -> str:
     if uses_untrained_preset(run):
         return TEXTS["untrained"]
     epochs, recommended = str(run.settings.get("optim.epochs", "")), run.tags.get(EPOCHS, "")
-    if not (epochs.isdigit() and recommended.isdigit() and int(epochs) < int(recommended)):
+    if not (is_count(epochs) and is_count(recommended) and int(epochs) < int(recommended)):
         return ""
     return TEXTS["short"].format(epochs=epochs, recommended=recommended)
 
@@ -136,7 +137,7 @@ def _idle_penalty(run: RunRecord) -> str:
 def trials_of(run: RunRecord) -> int | None:
     """Return the number of trials searched for a row, 0 if it was not searched; None if that is not recorded."""
     method, _, trials = run.tags.get("ctvr.searched", "").rpartition(":")  # a method may be module:Class
-    if not trials.isdigit():
+    if not is_count(trials):
         return None
     return int(trials) if method == method_of(run) else 0
 

@@ -22,6 +22,7 @@ patterns (`shapes-*`) of a stream's name or of its published benchmark.
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -178,7 +179,7 @@ def load_preset(word: str) -> TablePreset:
         ConfigError: for an unknown name, or a malformed file; the message names the field.
     """
     path = Path(word) if word.endswith(".json") else FOLDER / f"{word}.json"
-    if word not in preset_names() and not path.is_file():
+    if word not in preset_names() and not os.path.isfile(path):
         raise ConfigError(f"table {word!r} does not exist. {known_tables(word)}", "--preset")
     data = read_json(path, unique_keys=True)
     try:

@@ -99,6 +99,11 @@ def artifact_folder(run_id: str, address: str, *places: Place) -> Path | None:
     return path if is_local and is_allowed(address, *places) else None
 
 
+def is_count(text: str) -> bool:
+    """Return whether a text of a record is a whole number that `int` reads: not `²`, nor thousands of digits."""
+    return text.isdecimal() and len(text) <= 18
+
+
 def number(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
 

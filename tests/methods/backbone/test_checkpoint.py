@@ -209,6 +209,14 @@ def test_sharded_checkpoint_has_one_digest_of_all_files(tmp_path, state):
     assert weights_digest("ViT-B-32", str(index))
 
 
+def test_a_name_that_no_file_can_have_is_a_missing_file(tmp_path):
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": f"{'9' * 300}.safetensors"}}))
+    for path in (index, tmp_path / ("9" * 300)):
+        with pytest.raises(FileNotFoundError, match="no such weights file"):
+            read_checkpoint(path)
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -131,6 +131,8 @@ MISTAKES = [
     ),
     (["methods", "clip4clpi"], "no method called 'clip4clpi'. Did you mean clip4clip?"),
     (["streams", "check", "nothing.json"], "nothing.json"),
+    (["streams", "check", f"shapes-5@{'9' * 5000}"], "no stream called"),
+    (["run", "x" * 300, "shapes-5"], "no method called"),
     (["runs", "list"], "list: no such action of runs. Write: ctvr runs"),
     (["runs", "delete", "x"], "delete: no such action of runs. Write: ctvr runs rm x"),
     (["cache", "biuld"], "biuld: no such action of cache. Write: ctvr cache build"),

@@ -46,6 +46,14 @@ def test_json_lines_are_a_table_and_tasks_keep_the_order_of_their_names(tmp_path
     assert "Tasks:" not in report
 
 
+def test_the_name_of_a_task_may_have_more_digits_than_int_reads(tmp_path):
+    rows = (("x", "a", "c", "train", "9" * 5000), ("y", "b", "c", "test", "9" * 5000))
+    table = write_rows(tmp_path / "own.csv", HEADER, *rows)
+    touch(tmp_path / "videos" / "x.mov", tmp_path / "videos" / "y.mov")
+    _, report = import_csv(table, tmp_path / "videos", tmp_path / "own.json")
+    assert "task_01 is '999" in report
+
+
 def test_a_name_of_files_in_two_folders_is_reported_and_a_path_is_not(tmp_path):
     touch(tmp_path / "a" / "1.mp4", tmp_path / "b" / "1.mp4", tmp_path / "b" / "1.webm", tmp_path / "2.mp4")
     rows = [("1", "a dog", "c", "train", "1"), ("2", "a cat", "c", "test", "1")]

@@ -9,7 +9,7 @@ from ctvr.methods.backbone.load import load_backbone
 from ctvr.methods.layers.replay.reference import load_reference
 from ctvr.orchestrator.digests import ROOT
 from ctvr.orchestrator.keys import run_key
-from ctvr.orchestrator.keys.run_key import DIGESTED_PACKAGES, code_digests
+from ctvr.orchestrator.keys.run_key import DIGESTED_PACKAGES, code_digests, content_of, weights_digest
 from ctvr.orchestrator.learning.run.execute import RunPaths, execute
 from ctvr.orchestrator.settings.resolve import resolve
 
@@ -115,3 +115,8 @@ def test_the_decoding_rule_is_the_sources_that_decide_frames():
     found = list_imported_sources([ROOT / "orchestrator/video/decode.py"], "orchestrator/video")
     stems = ["container", "counting", "decode", "decoders", "index", "packets", "sampling", "upright"]
     assert [file.stem for file in found] == stems
+
+
+def test_a_text_that_no_file_can_have_as_its_name_is_not_a_file():
+    assert content_of("a photo of " * 100) == ""
+    assert weights_digest("tiny-clip", "x" * 300)
