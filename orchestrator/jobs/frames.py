@@ -79,10 +79,13 @@ def frames(
     write = _writer(out, num_frames)
     with Decoder(1) as decoder:
         try:
-            clip = decoder.decode(path, Sampling(num_frames, NATIVE), segment)
+            sampling = Sampling(num_frames) if out is None else Sampling(num_frames, NATIVE)  # pixels only for a file
+            clip = decoder.decode(path, sampling, segment)
         except VideoError as error:
-            another = "--start" if error.reason.startswith("segment starts") else "video"
-            remedy = "" if ". " in error.reason else f". Give another {another}."
+            another = "Give another --start" if error.reason.startswith("segment starts") else "Give another video"
+            if out is not None and "more memory" in error.reason and num_frames > 1:
+                another = "Write a smaller --num-frames"
+            remedy = "" if ". " in error.reason else f". {another}."
             raise VideoError(printable(error.path), printable(error.reason) + remedy) from None
     line = f"{printable(str(path))}: {_facts(clip)}"
     if out is not None:

@@ -8,6 +8,9 @@ import pytest
 from PIL import Image
 
 from ctvr.orchestrator.cli.main import main
+from ctvr.orchestrator.errors import VideoError
+from ctvr.orchestrator.video.pool import Decoder
+from ctvr.orchestrator.video.sampling import NATIVE
 from tests.orchestrator.video.clips import read_number, write_video
 from tests.refusing import missing_from
 
@@ -26,6 +29,23 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "notes.txt").write_text("of two videos")
     os.symlink("nowhere", folder / "link.mp4")
     return folder
+
+
+def test_only_a_file_of_frames_needs_the_memory_of_frames_at_their_own_size(videos, tmp_path, monkeypatch, capsys):
+    decode = Decoder.decode
+
+    def limited(self, path, sampling, segment=None):
+        if sampling.size == NATIVE and sampling.num_frames > 1:
+            raise VideoError(str(path), "needs more memory than the limit memory_bytes")
+        return decode(self, path, sampling, segment)
+
+    monkeypatch.setattr(Decoder, "decode", limited)
+    words = ["frames", str(videos / "good.mp4")]
+    assert main(words) == 0
+    assert "160x96; 60 frames" in capsys.readouterr().out
+    assert main([*words, "--out", str(tmp_path / "x.npz")]) == 2
+    assert not missing_from(capsys.readouterr().err, "memory", "--num-frames")
+    assert main([*words, "--num-frames", "1", "--out", str(tmp_path / "x.npz")]) == 0
 
 
 def test_arrays_hold_the_frames_at_their_own_size_and_their_seconds(videos, tmp_path, capsys):
