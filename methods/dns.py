@@ -130,7 +130,7 @@ class DNS(Method):
     @torch.no_grad()
     def before_step(self) -> None:
         """Remove from each weight's gradient the part that changes scores of former pairs."""
-        if not self._used and int(self.seen):
+        if not self._used:  # in the first step of a task: a resumed run has its buffers now
             for side in SIDES:
                 inputs, others = self.get_buffer(f"inputs_{side}"), self.get_buffer(f"others_{side}")
                 self._used[side] = span(others, 0.0), span(inputs, self.config.threshold)
@@ -147,17 +147,16 @@ class DNS(Method):
             return
         pairs = dict(zip(SIDES, (torch.cat(side) for side in zip(*found, strict=True)), strict=True))
         count = len(pairs["text"])
-        total = int(self.seen) + count
+        total = self.seen + count
         for side, other in zip(SIDES, SIDES[::-1], strict=True):
             moment = pairs[side].mT @ pairs[side] / total
             weight = cast(nn.Linear, self.heads[side]).weight
             for name, new in ((f"inputs_{side}", moment), (f"others_{other}", weight @ moment @ weight.mT)):
-                self.get_buffer(name).mul_(int(self.seen) / total).add_(new)
-        self.seen.fill_(total)
+                self.get_buffer(name).mul_(self.seen / total).add_(new)
+        self.seen.copy_(total)
 
 
 def span(moment: Tensor, threshold: float) -> Tensor:
     """Return the projection U U' on the directions of a symmetric matrix (d, d) with singular values > `threshold`."""
     u, values, _ = torch.linalg.svd(moment)
-    chosen = u[:, values > threshold]
-    return chosen @ chosen.mT
+    return (u * (values > threshold)) @ u.mT

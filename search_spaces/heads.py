@@ -1,20 +1,28 @@
 """Search spaces of the heads on frozen towers or imported vectors. No paper publishes values: all ranges are ours."""
 
-from typing import Any
-
 from ray import tune
 
-_LR = tune.loguniform(1e-4, 1e-2)
-_SHARED: dict[str, Any] = {
-    "method.lr": _LR,
-    "method.side": tune.choice(["queries", "videos", "both"]),
-    "method.frame_norm": tune.choice(["none", "l2"]),
-    "optim.weight_decay": tune.choice([0.0, 0.01, 0.2]),
-}
 SPACE = {
-    "head_linear": _SHARED,
-    "head_low_rank": {**_SHARED, "method.rank": tune.choice([8, 32, 64, 128])},
-    "head_mlp": {**_SHARED, "method.hidden": tune.choice([128, 512, 2048])},
+    "head_linear": {
+        "method.lr": tune.loguniform(1e-4, 1e-2),
+        "method.side": tune.choice(["queries", "videos", "both"]),
+        "method.frame_norm": tune.choice(["none", "l2"]),
+        "optim.weight_decay": tune.choice([0.0, 0.01, 0.2]),
+    },
+    "head_low_rank": {
+        "method.lr": tune.loguniform(1e-4, 1e-2),
+        "method.side": tune.choice(["queries", "videos", "both"]),
+        "method.frame_norm": tune.choice(["none", "l2"]),
+        "method.rank": tune.choice([8, 32, 64, 128]),
+        "optim.weight_decay": tune.choice([0.0, 0.01, 0.2]),
+    },
+    "head_mlp": {
+        "method.lr": tune.loguniform(1e-4, 1e-2),
+        "method.side": tune.choice(["queries", "videos", "both"]),
+        "method.frame_norm": tune.choice(["none", "l2"]),
+        "method.hidden": tune.choice([128, 512, 2048]),
+        "optim.weight_decay": tune.choice([0.0, 0.01, 0.2]),
+    },
     "head_ridge": {
         "method.ridge": tune.loguniform(1e-1, 1e3),
         "method.features": tune.choice([0, 1000, 2000, 4000]),

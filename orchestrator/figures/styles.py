@@ -26,6 +26,7 @@ ORDER = (
     *("image_finetune", "image_si", "image_der", "image_lump", "image_bmu_moco", "image_multi_task", "umt_qa"),
     *("image_progressive", "cclip"),
     *("qdc", "drift_adapter", "lambda_orthogonality", "lpi", "dar", "ctp", "xbt"),
+    *("head_linear", "head_low_rank", "head_mlp", "head_ridge", "dns"),
 )
 
 

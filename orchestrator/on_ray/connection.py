@@ -216,7 +216,7 @@ def _start(environment: dict[str, str], local_cpus: int | None) -> None:
                 _temp_dir=f"{folder.absolute()}/ray",
                 **_quiet(),
             )
-            with contextlib.suppress(PermissionError):  # another user owns it
+            with contextlib.suppress(PermissionError, FileNotFoundError):  # another user owns it, or Ray uses another
                 os.chmod(f"{folder.absolute()}/ray", 0o1777)  # sticky: other users could replace our files
             _await_dashboard(port)
             return
