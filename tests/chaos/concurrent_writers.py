@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctvr.orchestrator.data.batches import StreamData
+from ctvr.orchestrator.data.images import ImageData
 from ctvr.orchestrator.learning.record.commits import objects_of
 from ctvr.orchestrator.learning.training.loop import Loop
 from ctvr.orchestrator.store.store import Store
@@ -54,7 +55,8 @@ def compete(home: Path, manifest: Path, story: Story, rival: int, stop_at: int |
         stop_at: a task (from 0) in whose training the process stops once, until SIGCONT arrives.
         die_at: a task in whose training it kills itself.
     """
-    mine, seed, batches, has_stopped = home / f"rival{rival}", Loop._seed, StreamData.train_batches, False
+    mine, seed, has_stopped = home / f"rival{rival}", Loop._seed, False
+    batches = {kind: kind.train_batches for kind in (StreamData, ImageData)}
     mine.mkdir(exist_ok=True)
 
     def other_seed(self: Loop, *parts: object) -> None:
@@ -67,10 +69,13 @@ def compete(home: Path, manifest: Path, story: Story, rival: int, stop_at: int |
         if task == stop_at and not has_stopped:
             has_stopped = True
             os.kill(os.getpid(), signal.SIGSTOP)
-        return batches(self, tasks, number + rival, task, *rest)
+        return batches[ImageData if isinstance(self, ImageData) else StreamData](
+            self, tasks, number + rival, task, *rest
+        )
 
     Loop._seed = other_seed  # type: ignore[method-assign]
-    StreamData.train_batches = other_batches  # type: ignore[method-assign]
+    for kind in batches:
+        kind.train_batches = other_batches  # type: ignore[method-assign]
     (mine / "digest").write_text(go_on(home, manifest, story, folder=mine))
 
 
