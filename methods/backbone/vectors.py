@@ -39,6 +39,10 @@ SCALE = 1 / 0.07  # initial exp(logit_scale), as CLIP's before its training
 class NoSuchPart(AttributeError, SettingError):
     """A method reads a part of CLIP that towers over vectors do not have."""
 
+    def __init__(self, name: str) -> None:
+        fault = f"it uses `{name}` of CLIP's towers, which features do not have"
+        SettingError.__init__(self, fault, "Use head_linear or another head.")
+
 
 class _Parts(nn.Module):
     """A module that names a missing part in one line."""
@@ -47,9 +51,7 @@ class _Parts(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            raise NoSuchPart(
-                f"it uses `{name}` of CLIP's towers, which features do not have", "Use head_linear or another head."
-            ) from None
+            raise NoSuchPart(name) from None
 
 
 class VideoVectors(VisionTower, _Parts):

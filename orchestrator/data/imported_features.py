@@ -9,7 +9,7 @@ Shapes: T stored vectors, d numbers of a vector, N captions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +141,21 @@ def load_vectors(stream: Stream, is_centered: bool = False) -> Vectors:
         x = l2_normalize(towers.text.vectors(rows))
         towers.text.start_from(ridge_map(x - x.mean(dim=0), y - y.mean(dim=0), START_NOISE).float(), x.mean(dim=0))
     return towers
+
+
+def saved_vectors(weights: Mapping[str, Tensor], name: str) -> Vectors:
+    """Return towers of the widths of a saved model's weights, without the captions of its stream.
+
+    Args:
+        weights: of the whole method.
+        name: of the model, for the error at a caption.
+    """
+    text, video = (
+        next(value for key, value in weights.items() if f".{key}".endswith(f".{tower}.proj"))
+        for tower in ("text", "vision")
+    )
+    table = Table(torch.zeros(1, text.shape[0]), torch.arange(2))
+    return Vectors(video.shape[0], table, CaptionLookup([], name))
 
 
 def first_videos(stream: Stream) -> Tensor:

@@ -23,7 +23,7 @@ from ctvr.methods.images.resnet import RESNETS, ResNet18
 from ctvr.methods.settings import SettingError
 from ctvr.orchestrator.config import setting_error
 from ctvr.orchestrator.data.batches import seed_of, tasks_of
-from ctvr.orchestrator.data.imported_features import attach_features, load_vectors, refuse_unfrozen
+from ctvr.orchestrator.data.imported_features import attach_features, load_vectors, refuse_unfrozen, saved_vectors
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.evaluation.protocols import protocol_of
 from ctvr.orchestrator.learning.evaluation.stored_galleries import repeat_tasks
@@ -262,7 +262,10 @@ def load_trained(folder: Path) -> TrainedModel:
         upgrade=replace(upgrade, weights="random", sha256="", activation="", mean=(), resize_mode=""),
     )
     saved = _saved(folder / "model.json", description.get(WEIGHT_SETTINGS, {}))
-    clip = load_tower(drawn, saved=saved.get("backbone"))
+    if tower.name == VECTORS:
+        clip: Clip | ResNet18 = saved_vectors(weights, str(folder))
+    else:
+        clip = load_tower(drawn, saved=saved.get("backbone"))
     method = make_method(experiment, clip)
     earlier = [_task(each) for each in description.get("earlier_tasks", ())]
     if upgrade.task:

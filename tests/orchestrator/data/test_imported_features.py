@@ -7,9 +7,12 @@ import torch
 
 from ctvr.methods.base import l2_normalize
 from ctvr.methods.layers.feature_maps import ridge_map
+from ctvr.orchestrator.data.batches import tasks_of
 from ctvr.orchestrator.data.imported_features import START_NOISE, frame_source, load_vectors
 from ctvr.orchestrator.importers.features import import_features
+from ctvr.orchestrator.learning.record.method_state import save_model
 from ctvr.orchestrator.learning.run.execute import RunPaths, execute
+from ctvr.orchestrator.learning.run.factory import load_trained, make_method
 from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.streams.load import load_stream
 from tests.refusing import refuses
@@ -111,3 +114,17 @@ def test_a_damaged_file_of_captions_is_one_line(root, tmp_path):
     np.savez(tmp_path / "texts.npz", **broken)
     with refuses(where="texts.npz"):
         load_vectors(replace(stream, text_features=str(tmp_path / "texts.npz")))
+
+
+def test_a_saved_model_is_loaded_without_its_stream(root, tmp_path):
+    stream = stream_of(root, "one")
+    given = resolve({"stream": "one", "method": "head_linear", "optim.epochs": 1}, stream.settings)
+    method = make_method(given, load_vectors(stream), stream)
+    for task in tasks_of(stream):
+        method.begin_task(task)
+    save_model(method, given.settings, stream, tmp_path / "model")
+    again = load_trained(tmp_path / "model")
+    videos = torch.randn(3, 2, 1, WIDTH)
+    assert torch.equal(again.method.encode_video(videos), method.eval().encode_video(videos))
+    with refuses("a new caption"):
+        again.clip.tokenize(["a new caption"])
