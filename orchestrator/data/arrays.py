@@ -1,6 +1,7 @@
-"""Named arrays in files of other programs: .npy, .npz, .pt, .h5, .parquet, .tar, and folders of .npy.
+"""Named arrays in files of other programs: .npy, .npz, .pt, .h5, .parquet, .tar, .pkl, and folders of .npy.
 
-Nothing is unpickled: .npy and .npz files with objects are refused, and a sandboxed process reads the tensors of a .pt.
+No object is unpickled: .npy and .npz files with objects are refused, a sandboxed process reads the tensors of a .pt,
+and a .pkl is read without executing what it names (`pickled_arrays.py`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ctvr.orchestrator.data.array_files import (
     read_tar,
     reason_of,
 )
+from ctvr.orchestrator.data.pickled_arrays import read_pickled_arrays
 from ctvr.orchestrator.digests import digest_file
 from ctvr.orchestrator.errors import ConfigError, VideoError
 from ctvr.orchestrator.text_files import open_regular
@@ -44,8 +46,9 @@ def read_arrays(path: Path, join_ids: bool = True) -> Arrays | np.ndarray:
         path: .npy; .npz (arrays by name, or an array of names and one of features in their order); .pt or .pth (a
             tensor, or a dictionary of tensors); .h5 or .hdf5 (datasets by name);
             .parquet (columns name, features and, for several vectors of a name, row); .tar (a WebDataset shard:
-            KEY.npy, with KEY.name.txt where the name is not the key); or a folder of NAME.npy, of NAME.npz with one
-            array each or one called "features", or of shards.
+            KEY.npy, with KEY.name.txt where the name is not the key); .pkl or .pickle (a dictionary of numpy arrays,
+            or one array or list); or a folder of NAME.npy, of NAME.npz with one array each or one called "features",
+            or of shards.
         join_ids: return an array of names and one of features, if a file has no other, as name -> array.
 
     Raises:
@@ -65,6 +68,8 @@ def read_arrays(path: Path, join_ids: bool = True) -> Arrays | np.ndarray:
         "hdf5": read_h5,
         "parquet": read_parquet,
         "tar": read_tar,
+        "pkl": read_pickled_arrays,
+        "pickle": read_pickled_arrays,
     }
     reader = readers.get(path.suffix.lstrip(".").lower())
     if reader is None:
@@ -171,7 +176,7 @@ def write_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> Path:
     """
     form = path.suffix.lstrip(".")
     if form not in FORMS:
-        raise ConfigError("cannot write this file format", path, remedy=f"Use one of {_endings()}.")
+        raise ConfigError("cannot write this file format", path, remedy=f"Use one of {', '.join(FORMS)}.")
     path.parent.mkdir(parents=True, exist_ok=True)
     if form == "npy":
         folder = path.with_suffix("")
@@ -252,4 +257,4 @@ def _write_parquet(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _endings() -> str:
-    return ", ".join(f".{form}" for form in FORMS)
+    return ", ".join(f".{form}" for form in (*FORMS, "pkl"))

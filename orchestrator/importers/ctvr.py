@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ctvr.orchestrator.data.pickles import read_pickle
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import (
     BACKBONE,
@@ -18,7 +19,6 @@ from ctvr.orchestrator.importers.builder import (
 )
 from ctvr.orchestrator.importers.captions import msrvtt_id, read_msrvtt_captions, read_narrations
 from ctvr.orchestrator.importers.cells import captions_in, read_csv
-from ctvr.orchestrator.importers.pickles import read_pickle
 
 MSRVTT_SETTINGS = {"preset": "paper", "data.num_frames": 12, "data.batch_size": 8, "optim.epochs": 20, **BACKBONE}
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ctvr.orchestrator.config import suggest
+from ctvr.orchestrator.data.pickles import read_pickle
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import BACKBONE, MAX_IDS, Builder, Captions, Manifest, empty_task
 from ctvr.orchestrator.importers.captions import (
@@ -24,7 +25,6 @@ from ctvr.orchestrator.importers.captions import (
 )
 from ctvr.orchestrator.importers.cells import captions_in, read_csv
 from ctvr.orchestrator.importers.folder_files import FolderFiles, describe_unread, keep_listed
-from ctvr.orchestrator.importers.pickles import read_pickle
 from ctvr.orchestrator.streams.manifest import read_json
 from ctvr.orchestrator.streams.stream import SPLITS
 from ctvr.orchestrator.streams.videos import video_stem

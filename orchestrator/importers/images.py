@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from ctvr.orchestrator.data.pickles import BROKEN
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import Builder, Manifest, empty_task
-from ctvr.orchestrator.importers.pickles import BROKEN
 from ctvr.orchestrator.output_dir import write_in_runs
 from ctvr.orchestrator.text_files import lines_of, open_regular, read_bytes, read_text
 

@@ -16,7 +16,7 @@ from typing import Any
 import av
 import numpy as np
 
-from tests.orchestrator.importers.test_pickles import hostile
+from tests.orchestrator.data.test_pickles import hostile
 from tests.orchestrator.video.clips import write_video
 
 SEED = 11

@@ -167,6 +167,9 @@ def make_arrays(form: str) -> Callable[[Path], str]:
     def make(folder: Path) -> str:
         from ctvr.orchestrator.data.arrays import write_arrays
 
+        if form == "pkl":
+            (folder / "a.pkl").write_bytes(pickle.dumps(ARRAYS))
+            return "a.pkl"
         write_arrays(folder / f"a.{form}", ARRAYS.items())
         return f"a.{form}"
 

@@ -10,28 +10,39 @@ from __future__ import annotations
 import io
 import pickle
 import struct
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.text_files import read_bytes
 
 SPLIT_BYTES = 4 << 20
-BROKEN = (ValueError, IndexError, KeyError, EOFError, OverflowError, struct.error)
-_OPCODES = (
+BROKEN = (
+    *(ValueError, IndexError, KeyError, EOFError, OverflowError, TypeError, AttributeError),
+    *(struct.error, pickle.UnpicklingError),
+)
+Value = TypeVar("Value")
+OPCODES = (
     "PROTO FRAME MARK STOP MEMOIZE PUT BINPUT LONG_BINPUT GET BINGET LONG_BINGET EMPTY_LIST LIST APPEND APPENDS "
     "EMPTY_DICT DICT SETITEM SETITEMS UNICODE BINUNICODE SHORT_BINUNICODE STRING BINSTRING SHORT_BINSTRING "
     "INT BININT BININT1 BININT2 GLOBAL STACK_GLOBAL TUPLE TUPLE1 REDUCE"
 )
 
 
-class _Refused(Exception):
+class Refused(Exception):
     """A pickle contains something that is not allowed."""
 
 
-class _Dispatch(dict[int, Any]):
+class Handlers(dict[int, Any]):
+    """Python's own handlers of the named opcodes; any other opcode is refused."""
+
+    def __init__(self, names: str) -> None:
+        own = pickle._Unpickler.dispatch  # type: ignore[attr-defined, unused-ignore]
+        super().__init__({getattr(pickle, name)[0]: own[getattr(pickle, name)[0]] for name in names.split()})
+
     def __missing__(self, opcode: int) -> Any:
-        raise _Refused(f"opcode {bytes([opcode])!r}")
+        raise Refused(f"opcode {bytes([opcode])!r}")
 
 
 _LIST = object()  # stands for builtins.list, which occurs only as an argument
@@ -39,21 +50,25 @@ _LIST = object()  # stands for builtins.list, which occurs only as an argument
 
 def _defaultdict(*arguments: Any) -> dict[Any, Any]:
     if arguments != (_LIST,):
-        raise _Refused("a call other than defaultdict(list)")
+        raise Refused("a call other than defaultdict(list)")
     return {}
 
 
-class _Unpickler(pickle._Unpickler):  # type: ignore[misc, name-defined, unused-ignore]
-    dispatch = _Dispatch(
-        {getattr(pickle, name)[0]: pickle._Unpickler.dispatch[getattr(pickle, name)[0]] for name in _OPCODES.split()}  # type: ignore[attr-defined, unused-ignore]
-    )
+class PlainUnpickler(pickle._Unpickler):  # type: ignore[misc, name-defined, unused-ignore]
+    """Python's own unpickler, restricted to `dispatch` and to the names that `find_class` accepts."""
+
+    dispatch = Handlers(OPCODES)
+    stack: list[Any]  # since the last mark; those before it are in `metastack`
+    metastack: list[list[Any]]
+    read: Callable[[int], bytes]
+    append: Callable[[Any], None]  # to `stack`
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("collections", "defaultdict"):
             return _defaultdict
         if module in ("builtins", "__builtin__") and name == "list":  # Python 2 wrote the latter
             return _LIST
-        raise _Refused(f"global {f'{module}.{name}'[:80]!r}")
+        raise Refused(f"global {f'{module}.{name}'[:80]!r}")
 
 
 def read_pickle(path: Path, max_bytes: int = SPLIT_BYTES) -> Any:
@@ -70,31 +85,41 @@ def read_pickle(path: Path, max_bytes: int = SPLIT_BYTES) -> Any:
         raise ConfigError("no such file", path, remedy="Give the path of the benchmark's .pkl file.")
     data = read_bytes(path, max_bytes)
     try:
-        unpickler = _Unpickler(io.BytesIO(data), encoding="latin-1")
-        value = unpickler.load()
-        if unpickler.stack or unpickler.metastack:  # type: ignore[attr-defined, unused-ignore]
-            raise ValueError("values left over")
-        _check_plain(value)
-        return value
-    except _Refused as error:
+        return unpickle(data, PlainUnpickler, _check_plain)
+    except Refused as error:
         raise ConfigError(
             f"{path}: refused: {error}. Only dict, list, text, integers and defaultdict(list) are read; nothing was "
             "executed. Use the file from the benchmark's own release."
         ) from error
-    except (*BROKEN, TypeError, AttributeError, pickle.UnpicklingError) as error:
+    except BROKEN as error:
         raise ConfigError("damaged, or not a pickle", path, remedy="Download it again.") from error
 
 
-def _check_plain(value: Any) -> None:
-    """Reject everything except dictionaries, lists, text and integers; recursive containers are visited once."""
+def unpickle(data: bytes, reader: type[PlainUnpickler], convert: Callable[[Any], Value]) -> Value:
+    """Read one value by a restricted unpickler, and convert it.
+
+    Raises:
+        Refused: if the pickle contains something that `reader` or `convert` does not allow.
+        ValueError: or another of BROKEN, if it is damaged.
+    """
+    unpickler = reader(io.BytesIO(data), encoding="latin-1")
+    value = unpickler.load()
+    if unpickler.stack or unpickler.metastack:
+        raise ValueError("values left over")
+    return convert(value)
+
+
+def _check_plain(value: Any) -> Any:
+    """Return a value; reject everything except dictionaries, lists, text and integers. Visit each container once."""
     waiting, seen = [value], set[int]()
     while waiting:
         each = waiting.pop()
         if type(each) not in (str, int, list, dict):
-            raise _Refused("a tuple, class, function or boolean as a value")
+            raise Refused("a tuple, class, function or boolean as a value")
         if type(each) in (str, int) or not each or id(each) in seen:
             continue
         seen.add(id(each))
         if type(each) is dict and not {type(key) for key in each} <= {str, int}:
-            raise _Refused("a key that is neither text nor an integer")
+            raise Refused("a key that is neither text nor an integer")
         waiting += each.values() if type(each) is dict else each
+    return value

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from ctvr.orchestrator.data.pickles import read_pickle
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.importers.pickles import read_pickle
 from tests.refusing import refuses
 
 PLAIN: list[Any] = [
