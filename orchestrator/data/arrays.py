@@ -227,7 +227,8 @@ def _pt(path: Path) -> Arrays | np.ndarray:
 
 
 def _plain(tensor: Any) -> np.ndarray:
-    made: np.ndarray = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+    is_known = not tensor.is_floating_point() or str(tensor.dtype) == "torch.float16"  # numpy lacks bfloat16
+    made: np.ndarray = (tensor if is_known else tensor.float()).numpy()
     return made
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from ctvr.orchestrator.data.arrays import Arrays, read_arrays, validate_features
 from ctvr.orchestrator.digests import digest_file, digest_of
 from ctvr.orchestrator.errors import ConfigError, VideoError
+from ctvr.orchestrator.importers.array_folder import current_arrays, new_arrays
 from ctvr.orchestrator.importers.builder import Manifest, items_of, write_manifest
 from ctvr.orchestrator.importers.csv_table import ids_of, import_csv, read_table
 from ctvr.orchestrator.streams.manifest import parse_manifest
@@ -35,7 +37,7 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
             without a name or with one such as "features".
         texts: features of the captions, of a width d' of their own: caption -> (d',) or (L, d'), or one array (lines of
             the table, d') or (lines, L, d'). None: a text tower encodes them.
-        out: the manifest to write; the arrays are in a folder of its name.
+        out: the manifest to write; the arrays are in a numbered folder in a folder of its name.
         name: the name of the stream.
 
     A card and canaries next to the features or captions (`vectors/feature_set.py`) are checked, and stored with the
@@ -44,6 +46,14 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
     Raises:
         ConfigError: for videos or captions without features, features of different lengths, or two embedders.
     """
+    with ExitStack() as stack:
+        return _import(table, features, texts, out, name, stack)
+
+
+def _import(
+    table: Path, features: Path, texts: Path | None, out: Path, name: str, stack: ExitStack
+) -> tuple[Manifest, str]:
+    """Import as above; `stack` removes the new arrays after an error, or else the earlier ones."""
     with tempfile.TemporaryDirectory() as empty:  # a manifest needs a folder, even if it contains no videos
         manifest, _ = import_csv(table, Path(empty), None, name)
     items = items_of(manifest)
@@ -61,12 +71,12 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
                 "all of them with one model."
             )
         item |= {"path": f"{number:06d}.npy", "segment": None}
-        arrays[item["path"]] = vectors
+        arrays[item["path"]] = _as_stored(vectors, found[item["video"]])
     frames = [len(vectors) for vectors in arrays.values()]
     of_captions = _of_captions(table, texts) if texts is not None else None
     folder = out.with_suffix("")
     cards = _check_cards(features, texts, {i["video"]: arrays[i["path"]] for i in items}, of_captions, folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = stack.enter_context(new_arrays(folder))
     for path, vectors in arrays.items():
         np.save(folder / path, vectors, allow_pickle=False)
     settings: dict[str, Any] = {"data.num_frames": max(set(frames), key=frames.count)}
@@ -80,7 +90,8 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
     store_set(find_set(features), folder)
     content = [[item["video"], digest_file(folder / item["path"])] for item in items]
     content += [[TEXTS, digest_file(folder / TEXTS)]] if texts else []
-    manifest |= {"videos": folder.name, "settings": settings, "text_features": TEXTS if texts else None}
+    place = folder.relative_to(out.parent).as_posix()
+    manifest |= {"videos": place, "settings": settings, "text_features": TEXTS if texts else None}
     manifest |= {"features": digest_of(content)}
     stream = parse_manifest(manifest, source=str(table), base=out.parent)
     write_manifest(manifest, out)
@@ -107,7 +118,8 @@ def _check_cards(
         check_arrays(ours, features, videos)
     if theirs is not None and texts is not None and captions is not None:
         check_arrays(theirs, texts, captions, "texts")
-    before = find_set(folder) if folder.is_dir() else None
+    current = current_arrays(folder)
+    before = find_set(current) if current is not None else None
     notes = []
     if ours is not None and theirs is not None and theirs.card.path != ours.card.path:
         refuse_mixture(ours, theirs, "videos of one embedder and captions of another")
@@ -182,6 +194,11 @@ def _checked(file: Path, name: str, array: np.ndarray) -> np.ndarray:
         return validate_features(np.asarray(array), f"{file}: {name}")
     except VideoError as error:
         raise ConfigError(error, remedy="Save numbers of that shape.") from error
+
+
+def _as_stored(vectors: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """Return checked features in half precision if they were: the same numbers on half of the disk."""
+    return vectors.astype(np.float16) if np.asarray(found).dtype.str[1:] == "f2" else vectors
 
 
 def _of_captions(table: Path, texts: Path) -> Arrays:

@@ -1,12 +1,15 @@
 """Features are matched to videos by name, also where a program has written `./` or the ending of a video."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as arrow
 import pytest
+from pyarrow import parquet
 
-from ctvr.orchestrator.data.arrays import write_arrays
+from ctvr.orchestrator.data.arrays import read_features, write_arrays
 from ctvr.orchestrator.importers.command import import_stream
 from ctvr.orchestrator.importers.features import import_features
 from ctvr.orchestrator.streams.load import load_stream
@@ -30,7 +33,7 @@ def read(table: Path, keys: list[str]) -> list[float]:
     out = table.parent / "out.json"
     manifest, _ = import_features(table, features, None, out, "out")
     items = {item["video"]: item for task in manifest["tasks"] for split in ("train", "test") for item in task[split]}
-    return [float(np.load(out.with_suffix("") / items[video]["path"])[0, 0]) for video, _ in ROWS]
+    return [float(np.load(out.parent / manifest["videos"] / items[video]["path"])[0, 0]) for video, _ in ROWS]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +73,7 @@ def test_an_array_without_names_is_in_the_order_of_the_table(form: str, tmp_path
     save(tmp_path / f"features.{form}", np.arange(5, dtype=np.float32).reshape(5, 1))
     manifest, _ = import_features(table, tmp_path / f"features.{form}", None, tmp_path / "out.json", "out")
     items = [item for task in manifest["tasks"] for split in ("train", "test") for item in task[split]]
-    found = {item["video"]: float(np.load(tmp_path / "out" / item["path"])[0, 0]) for item in items}
+    found = {item["video"]: float(np.load(tmp_path / manifest["videos"] / item["path"])[0, 0]) for item in items}
     assert found == {"d": 0, "c@1-2": 1, "b": 2, "c@3-4": 3, "a": 4}
 
 
@@ -85,7 +88,7 @@ def test_an_array_of_names_next_to_one_of_features_gives_the_names(table: Path) 
     np.savez(features, embeddings=np.asarray(order, np.float32)[:, None], ids=names)
     manifest, _ = import_features(table, features, None, out, "out")
     items = [item for task in manifest["tasks"] for split in ("train", "test") for item in task[split]]
-    found = {item["video"]: float(np.load(table.parent / "out" / item["path"])[0, 0]) for item in items}
+    found = {item["video"]: float(np.load(table.parent / manifest["videos"] / item["path"])[0, 0]) for item in items}
     assert found == {video: n for n, (video, _) in enumerate(ROWS)}
     np.savez(features, embeddings=np.ones((4, 1)), ids=names[[0, 0, 1, 2]])
     with refuses("c3.mp4", where="features.npz"):
@@ -106,7 +109,7 @@ def first_numbers(table: Path, features: Path) -> list[float]:
     manifest, _ = import_features(table, features, None, out, "out")
     items = {item["video"]: item for task in manifest["tasks"] for split in ("train", "test") for item in task[split]}
     names = [line.partition(",")[0] for line in table.read_text().splitlines()[1:]]
-    return [float(np.load(out.with_suffix("") / items[name]["path"])[0, 0]) for name in names]
+    return [float(np.load(out.parent / manifest["videos"] / items[name]["path"])[0, 0]) for name in names]
 
 
 ROW = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -225,3 +228,60 @@ def test_features_imported_again_are_another_stream_and_the_import_says_which_it
         assert "replaces the stream mine of 20" in report
         assert f"(digest {old})" in report
     assert f"digest {new}" in other
+
+
+@pytest.mark.parametrize("form", ["npz", "npy", "h5", "pt", "pkl", "tar", "parquet"])
+def test_features_in_half_precision_stay_so_on_the_disk_and_are_equal_when_read(form: str, table: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=(4, 2, 64)).astype(np.float16)
+    arrays, file, out = dict(zip(IDS, rows)), table.parent / f"features.{form}", table.parent / "out.json"
+    if form == "h5":
+        pytest.importorskip("h5py")
+    if form == "pkl":
+        file.write_bytes(pickle.dumps(arrays))
+    elif form == "npy":
+        np.save(file, rows)
+    elif form == "parquet":  # as other programs write it; `write_arrays` writes float32
+        cells = arrow.array([row.tolist() for row in rows], arrow.list_(arrow.list_(arrow.float16())))
+        parquet.write_table(arrow.table({"name": IDS, "features": cells}), file)
+    else:
+        write_arrays(file, arrays.items())
+    import_features(table, file, None, out, "out")
+    items = [item for task in load_stream(out, table.parent).tasks for item in (*task.train, *task.test)]
+    for item in items:
+        assert np.load(item.path).dtype == np.float16
+        found = read_features(item.path)
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found, arrays[item.video].astype(np.float32))
+
+
+BAD: dict[str, Any] = {
+    "a video without features": dict(zip(IDS[1:], ROW[:, None])),
+    "NaN": dict(zip(IDS, [*ROW[:3], np.array([1, np.nan, 1])])),
+    "infinity": dict(zip(IDS, [*ROW[:3], np.array([1, np.inf, 1])])),
+    "two widths": dict(zip(IDS, [*ROW[:3], ROW[3, :2]])),
+    "no numbers": dict(zip(IDS, [*ROW[:3], ROW[3, :0]])),
+    "an image": dict(zip(IDS, [*ROW[:3], ROW[None]])),
+}
+
+
+@pytest.mark.parametrize("is_again", [False, True])
+@pytest.mark.parametrize("what", [*BAD, "a caption without features", "damaged"])
+def test_a_refused_import_leaves_nothing_and_an_earlier_stream_whole(what: str, is_again: bool, table: Path) -> None:
+    root, file, texts = table.parent / "runs", table.parent / "features.npz", table.parent / "texts.npz"
+    words = {"table": str(table), "features": str(file)}
+    np.savez(file, **dict(zip(IDS, ROW)))
+    if is_again:
+        import_stream("features", words, None, root, "mine")
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    if what in BAD:
+        np.savez(file, **BAD[what])
+    elif what == "damaged":
+        file.write_bytes(file.read_bytes()[:-100])
+    else:
+        np.savez(texts, **{"caption of a1": ROW[0]})
+        words["text"] = str(texts)
+    with refuses(texts if "text" in words else file):
+        import_stream("features", words, None, root, "mine")
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+    if not is_again:
+        assert not root.exists()

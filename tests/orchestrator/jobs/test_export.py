@@ -112,6 +112,20 @@ def test_exported_files_are_imported_as_the_same_stream(few, tmp_path, capsys):
                 assert digest_file(Path(ours.path)) == digest_file(Path(theirs.path))
 
 
+@pytest.mark.slow
+def test_features_in_half_precision_come_back_from_an_export(exported, tmp_path):
+    out, runs = exported / "out", ["--runs", str(exported / "runs")]
+    half = {video: array.astype(np.float16) for video, array in read_arrays(out / "features.npz").items()}
+    np.savez(tmp_path / "half.npz", **half)
+    words = f"table={out / 'table.csv'}", f"features={tmp_path / 'half.npz'}"
+    assert import_features(exported, *words, name="half") == 0
+    own = ["backbone.name=tiny-clip", "backbone.weights=shipped"]
+    assert main(["streams", "export", "half", str(tmp_path / "made"), "--features", *own, *runs]) == 0
+    found = read_arrays(tmp_path / "made" / "features.npz")
+    assert found.keys() == half.keys()
+    assert all(np.array_equal(found[video], half[video].astype(np.float32)) for video in half)
+
+
 def test_files_of_a_stream_of_features_are_refused(exported, capsys):
     made = exported / "out"
     words = f"table={made / 'table.csv'}", f"features={made / 'features.npz'}"

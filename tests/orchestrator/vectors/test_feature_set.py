@@ -45,7 +45,7 @@ def run_import(videos: Path, texts: Path | None = None, name: str = "mine") -> s
 
 
 def stored(folder: Path) -> set[str]:
-    found = (folder / "runs" / "streams" / "mine").iterdir()
+    found = (folder / "runs" / "streams" / "mine").rglob("*")
     return {file.name for file in found} & {"features.yaml", "canaries.npz"}
 
 
@@ -66,7 +66,7 @@ def test_an_import_without_a_card_leaves_none_of_the_one_before(tmp_path):
 def test_a_check_compares_canaries_and_reads_no_array_of_the_set(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run_import(write_set(tmp_path / "a"))
-    for file in (tmp_path / "runs" / "streams" / "mine").glob("*.npy"):
+    for file in (tmp_path / "runs" / "streams" / "mine").rglob("*.npy"):
         file.write_bytes(b"not an array")
     assert main(["streams", "check", "mine", "--features", "a"]) == 0
     assert capsys.readouterr().out.startswith("equal: ")
@@ -146,6 +146,6 @@ def test_canaries_without_a_card_and_missing_canaries_are_refused(tmp_path, monk
     for given in ("b", "nowhere"):
         assert main(["streams", "check", "mine", "--features", given]) == 2
         assert given in capsys.readouterr().err
-    (tmp_path / "runs" / "streams" / "mine" / "canaries.npz").unlink()
+    (tmp_path / "runs" / "streams" / "mine" / "1" / "canaries.npz").unlink()
     assert main(["streams", "check", "mine", "--features", "a"]) == 2
     assert "mine" in capsys.readouterr().err
