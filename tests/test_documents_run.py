@@ -99,13 +99,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(load, "_load_rendered", embedded)
         patch.setattr(ray, "init", lambda *given, **named: pytest.fail("it runs Ray for hours: add it to WHY_NOT"))
         rows = [
-            [item["path"], caption, item["category"], split, str(number)]
+            [item["path"], caption, item["category"], split, str(number), f"2026-{number:02d}-01"]
             for number, task in enumerate(manifest["tasks"], 1)
             for split in ("train", "val", "test")
             for item in task[split]
             for caption in item["captions"]
         ]
-        lines = [",".join(row) for row in [["video", "caption", "category", "split", "task"], *rows]]
+        lines = [",".join(row) for row in [["video", "caption", "category", "split", "task", "time"], *rows]]
         Path("my.csv").write_text("\n".join(lines))
         Path("my.yaml").write_text("method: clip4clip\nstream: shapes-5\n")
         Path("tiny.yaml").write_text(blocks_of(ROOT / "docs/tutorial.md", "yaml")[0])

@@ -51,9 +51,9 @@ KINDS: dict[str, dict[str, str]] = {
     "cvlm": {"folder": "FOLDER", "datasets": "msvd,didemo"},
     **{kind: {"folder": "FOLDER", "classes": "1"} for kind in IMAGES},
     QUESTIONS: {"folder": "FOLDER", "tasks": "1"},
-    "csv": {"table": "TABLE.csv"},
+    "csv": {"table": "TABLE.csv", "tasks": "month"},
     "hf": {"folder": "FOLDER"},
-    "features": {"table": "TABLE.csv", "features": "FEATURES.npz", "text": "TEXTS.npy"},
+    "features": {"table": "TABLE.csv", "features": "FEATURES.npz", "text": "TEXTS.npy", "tasks": "month"},
 }
 OPTIONAL = {"datasets", "text", "tasks", "held_out", "classes"}
 NO_VIDEOS = ("cvlm", "features", "hf", *IMAGES)  # their own arguments give all locations
@@ -212,7 +212,9 @@ def _import_kind(
         return import_dataset(_path(files["folder"]), out, name)
     if kind == "features":
         texts = _path(files["text"]) if files.get("text") else None
-        return import_features(_path(files["table"]), _path(files["features"]), texts, out, name)
+        return import_features(
+            _path(files["table"]), _path(files["features"]), texts, out, name, files.get("tasks", "")
+        )
     assert videos is not None  # _check_words
     if kind == QUESTIONS:
         return import_questions(_path(files["folder"]), videos, out, files.get("tasks", "1"))
@@ -223,7 +225,7 @@ def _import_kind(
     if kind == "actnet":
         queries = _path(files["train"]), _path(files["val"])
         return import_actnet(_path(files["split"]), *queries, videos, out, _held_out(files))
-    return import_csv(_path(files["table"]), videos, out, name)
+    return import_csv(_path(files["table"]), videos, out, name, files.get("tasks", ""))
 
 
 def _classes(files: Mapping[str, str]) -> int | None:

@@ -12,30 +12,35 @@ from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import Builder, Manifest, empty_task
 from ctvr.orchestrator.importers.cells import SPLIT_WORDS, captions_in, in_order, open_table, read_csv, segment_of
+from ctvr.orchestrator.importers.task_rules import RULES, check_rule, tasks_of
 from ctvr.orchestrator.streams.captions import MISSING
 from ctvr.orchestrator.streams.manifest import Reader
 from ctvr.orchestrator.streams.stream import SPLITS
 
 REQUIRED = ("video", "caption", "split", "task")
-OPTIONAL = ("category", "start", "end")
+OPTIONAL = ("category", "start", "end", "time")
 _TIMES = re.compile(r"(start|begin|end|stop)[ _]?(time|times|timestamp|sec|seconds|s)?", re.IGNORECASE)
 MOST_TASKS = 50  # named in the report
 ANY = "any"  # default category, for a table without that column
 
 
-def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = None) -> tuple[Manifest, str]:
-    """Import a user's table with columns video, caption, split, task[, category, start, end].
+def import_csv(
+    table: Path, videos: Path, out: Path | None, name: str | None = None, rule: str = ""
+) -> tuple[Manifest, str]:
+    """Import a user's table with columns video, caption, split, task[, category, start, end, time].
 
     `split` is train, val or test, or a synonym in SPLIT_WORDS, in any letter case.
 
     Rows of the same video (and segment) are its captions, and so are the elements of a list in one cell. Tasks are
     ordered by their numbers, or else by their first appearance. `video` is an id or a path below `videos`; start and
-    end are seconds, mm:ss or hh:mm:ss.
+    end are seconds, mm:ss or hh:mm:ss. A `rule` (`tasks_of`) divides the videos into tasks instead of the column task.
 
     Returns and raises as `import_msrvtt`.
     """
     table = Path(table)
-    rows = [(line, row, captions, _segment(table, line, row)) for line, row, captions in read_table(table)]
+    read = read_table(table, needs_task=not rule)
+    rows = [(line, row, captions, _segment(table, line, row)) for line, row, captions in read]
+    ordered = _apply(table, rows, rule) if rule else []
     ids = _ids((row["video"], segment) for _, row, _, segment in rows)
     builder, reader = Builder(videos, out), Reader(str(table))
     seen: dict[tuple[str, Any], tuple[tuple[str, ...], dict[str, Any]]] = {}
@@ -63,7 +68,7 @@ def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = N
         seen[key][1]["captions"] += captions
     if not rows:
         raise ConfigError("has a header and no rows", table, remedy="Write a row for each caption.")
-    stem, names = name or (Path(out).stem if out else table.stem), in_order(tasks, table)
+    stem, names = name or (Path(out).stem if out else table.stem), ordered or in_order(tasks, table)
     manifest, report = builder.finish(stem, "ctvr", [tasks[task] for task in names], {}, [table])
     report += _describe_task_names(names)
     header = open_table(table, REQUIRED).header
@@ -71,6 +76,19 @@ def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = N
         said = f"Not read: {', '.join(times)}. If they are segments of the videos, call the columns start and end."
         report = f"{report}\n{said}"
     return manifest, report
+
+
+def _apply(table: Path, rows: Sequence[tuple[int, dict[str, str], object, object]], rule: str) -> list[str]:
+    """Write the task of each row into its cells; return the names of the tasks in their order."""
+    check_rule(rule)
+    column = "category" if rule == "category" else "time"
+    if column not in open_table(table, REQUIRED).header:
+        fault = f"line 1: no column {column!r}, which tasks={rule} needs"
+        raise ConfigError(fault, table, remedy=f"Add it, or write {RULES}.")
+    names, ordered = tasks_of(table, [(line, row, (row["video"], at)) for line, row, _, at in rows], rule)
+    for (_, row, _, _), task in zip(rows, names):
+        row["task"] = task
+    return ordered
 
 
 def _describe_task_names(names: Sequence[str]) -> str:
@@ -97,26 +115,35 @@ def _ids(rows: Iterable[tuple[str, Any]]) -> dict[tuple[str, Any], str]:
     }
 
 
-def read_table(table: Path) -> Iterator[tuple[int, dict[str, str], list[str]]]:
+def read_table(table: Path, needs_task: bool = False) -> Iterator[tuple[int, dict[str, str], list[str]]]:
     """Read the rows of a user's table: yield line number, cells, and the captions of the row.
+
+    Args:
+        needs_task: whether a row without a task is refused.
 
     Raises:
         ConfigError: if the file or a row is malformed (see `read_csv`), or a caption is missing.
     """
     first = has_category = None
     reader = Reader(str(table))
-    for line, row in read_csv(table, REQUIRED, OPTIONAL):
+    header = open_table(table, REQUIRED).header
+    if needs_task and [column for column in REQUIRED if column not in header] == ["task"]:
+        remedy = suggest("task", header).strip() or f"Add it, or write {RULES}."
+        raise ConfigError("line 1: no column 'task'", table, remedy=remedy)
+    required = REQUIRED if needs_task else REQUIRED[:-1]
+    for line, row in read_csv(table, required, (*OPTIONAL, "task")):
         first = line if first is None else first
         has_category = bool(row["category"]) if has_category is None else has_category
         if bool(row["category"]) != has_category:
             line = line if has_category else first or line
             raise ConfigError(f"line {line}: category is empty", table, remedy="Fill it in, or omit the column.")
         row["category"] = row["category"] or ANY
+        named = ("video", "category", "split", *(("task",) if needs_task else ()))
         row["split"] = SPLIT_WORDS.get(row["split"].lower(), row["split"])
-        if unknown := [name for name in ("video", "category", "split", "task") if row[name] in MISSING]:
+        if unknown := [name for name in named if row[name] in MISSING]:
             value = f"{unknown[0]} is {row[unknown[0]]!r}"
             raise ConfigError(f"line {line}: {value}, which marks a missing value", table, remedy="Fill it in.")
-        for name in ("video", "category", "task"):
+        for name in named:
             reader.text(row[name], f"line {line}: {name} {row[name]!r}")
         yield line, row, captions_in(f"{table}: line {line}", row["caption"])
 

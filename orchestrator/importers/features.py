@@ -28,7 +28,9 @@ _FEATURES = re.compile("feat|emb|vec|data|arr", re.IGNORECASE)
 _NUMBERED = re.compile(r"video\d+", re.ASCII)
 
 
-def import_features(table: Path, features: Path, texts: Path | None, out: Path, name: str) -> tuple[Manifest, str]:
+def import_features(
+    table: Path, features: Path, texts: Path | None, out: Path, name: str, rule: str = ""
+) -> tuple[Manifest, str]:
     """Import a stream of features. Videos are matched by ID, captions by their text or by their order in the table.
 
     Args:
@@ -39,6 +41,7 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
             the table, d') or (lines, L, d'). None: a text tower encodes them.
         out: the manifest to write; the arrays are in a numbered folder in a folder of its name.
         name: the name of the stream.
+        rule: as in `import_csv`.
 
     A card and canaries next to the features or captions (`vectors/feature_set.py`) are checked, and stored with the
     arrays.
@@ -47,15 +50,15 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
         ConfigError: for videos or captions without features, features of different lengths, or two embedders.
     """
     with ExitStack() as stack:
-        return _import(table, features, texts, out, name, stack)
+        return _import(table, features, texts, out, name, rule, stack)
 
 
 def _import(
-    table: Path, features: Path, texts: Path | None, out: Path, name: str, stack: ExitStack
+    table: Path, features: Path, texts: Path | None, out: Path, name: str, rule: str, stack: ExitStack
 ) -> tuple[Manifest, str]:
     """Import as above; `stack` removes the new arrays after an error, or else the earlier ones."""
     with tempfile.TemporaryDirectory() as empty:  # a manifest needs a folder, even if it contains no videos
-        manifest, _ = import_csv(table, Path(empty), None, name)
+        manifest, _ = import_csv(table, Path(empty), None, name, rule)
     items = items_of(manifest)
     names = ids_of(table)
     read = _unnamed(read_arrays(features), names)
@@ -130,6 +133,11 @@ def _check_cards(
     elif before is not None:
         notes.append(f"the card of {before.card.embedder}, of the import that this one replaces, is removed")
     return [*(ours.describe() if ours is not None else []), *notes]
+
+
+def _as_stored(vectors: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """Return checked features in half precision if they were: the same numbers on half of the disk."""
+    return vectors.astype(np.float16) if np.asarray(found).dtype.str[1:] == "f2" else vectors
 
 
 def _unnamed(found: Arrays | np.ndarray, names: list[str]) -> Arrays | np.ndarray:
