@@ -36,6 +36,7 @@ from ctvr.orchestrator.text_files import open_regular
 from ctvr.sandbox.isolate import NoLandlock
 
 FORMS = ("npy", "npz", "pt", "h5", "parquet", "tar")
+FEATURES = ("features", "last_hidden_state")  # the array of a file with several; a text tower's next to its pooled one
 COLUMNS = ("name", "row", "features")  # columns of .parquet, which has one row for each vector
 
 
@@ -47,8 +48,8 @@ def read_arrays(path: Path, join_ids: bool = True) -> Arrays | np.ndarray:
             tensor, or a dictionary of tensors); .h5 or .hdf5 (datasets by name);
             .parquet (columns name, features and, for several vectors of a name, row); .tar (a WebDataset shard:
             KEY.npy, with KEY.name.txt where the name is not the key); .pkl or .pickle (a dictionary of numpy arrays,
-            or one array or list); or a folder of NAME.npy, of NAME.npz with one array each or one called "features",
-            or of shards.
+            or one array or list); or a folder of NAME.npy, of NAME.npz with one array each or one of FEATURES, or of
+            shards.
         join_ids: return an array of names and one of features, if a file has no other, as name -> array.
 
     Raises:
@@ -111,10 +112,10 @@ def _of_one(file: Path) -> np.ndarray:
     found = _npy(file) if file.suffix == ".npy" else read_arrays(file)
     if isinstance(found, np.ndarray):
         return found
-    array = found.get("features", next(iter(found.values())) if len(found) == 1 else None)
-    if array is None:
+    name = next(iter(found)) if len(found) == 1 else next((name for name in FEATURES if name in found), None)
+    if name is None:
         raise ConfigError(f"{file}: has {len(found)} arrays ({', '.join(found)[:80]}). Call one of them 'features'.")
-    return array
+    return found[name]
 
 
 def _with_ids(found: Arrays | np.ndarray) -> Arrays | np.ndarray:

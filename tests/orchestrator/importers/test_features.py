@@ -179,7 +179,7 @@ def test_features_that_may_be_of_other_videos_are_refused(ending: str, content: 
         import_features(table, file, None, table.parent / "out.json", "out")
 
 
-@pytest.mark.parametrize("kind", ["one", "named features", "npy", "split"])
+@pytest.mark.parametrize("kind", ["one", "named features", "tokens", "npy", "split"])
 def test_a_folder_has_a_file_for_each_video(kind: str, table: Path) -> None:
     folder = table.parent / "features"
     for n, (video, split) in enumerate(ROWS):
@@ -189,8 +189,11 @@ def test_a_folder_has_a_file_for_each_video(kind: str, table: Path) -> None:
         if kind == "npy":
             np.save(file, array)
         else:
-            more = {"seconds": np.arange(2)} if kind == "named features" else {}
-            np.savez(file, **({"features": array} if more else {"c3d": array}), **more)
+            named = {
+                "named features": {"seconds": np.arange(2), "features": array},
+                "tokens": {"pooler_output": array[0] + 9, "last_hidden_state": array},
+            }
+            np.savez(file, **named.get(kind, {"c3d": array}))
     (folder / "._a1.npz").write_bytes(b"of a Mac")
     assert first_numbers(table, folder) == [0, 1, 2, 3]
     np.savez(folder / "a1.npz", x=ROW, y=ROW)
