@@ -288,3 +288,34 @@ def test_a_refused_import_leaves_nothing_and_an_earlier_stream_whole(what: str, 
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
     if not is_again:
         assert not root.exists()
+
+
+@pytest.mark.parametrize("cell", ["video", "caption"])  # the empty cell, or where the file ends
+@pytest.mark.parametrize("form", ["", "npz", "tar", "parquet", "h5", "pkl", "code"])
+def test_a_file_that_is_cut_short_or_names_code_leaves_nothing(form: str, cell: str, table: Path) -> None:
+    """Without a form, the table lacks an ID or a caption."""
+    root, canary = table.parent / "runs", table.parent / "canary"
+    file = table.parent / f"features.{'pkl' if form == 'code' else form or 'npz'}"
+    arrays = dict(zip(IDS, np.random.default_rng(0).normal(size=(4, 2, 300)).astype(np.float32)))
+    if form == "h5":
+        pytest.importorskip("h5py")
+    if form == "code":
+        file.write_bytes(b"\x80\x02}X\x02\x00\x00\x00a1cos\nsystem\nX" + _text(f"touch {canary}") + b"\x85Rs.")
+    elif form == "pkl":
+        file.write_bytes(pickle.dumps(arrays))
+    else:
+        write_arrays(file, arrays.items())
+    if form == "":
+        lines = table.read_text().replace("a1,caption of a1", ",one" if cell == "video" else "a1,")
+        table.write_text(lines)
+    elif form != "code":
+        whole = file.read_bytes()
+        file.write_bytes(whole[: len(whole) // (2 if cell == "video" else 3)])
+    with refuses(file if form else table):
+        import_stream("features", {"table": str(table), "features": str(file)}, None, root, "mine")
+    assert not root.exists()
+    assert not canary.exists()
+
+
+def _text(text: str) -> bytes:
+    return len(text).to_bytes(4, "little") + text.encode()
