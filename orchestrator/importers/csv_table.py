@@ -18,7 +18,7 @@ from ctvr.orchestrator.streams.manifest import Reader
 from ctvr.orchestrator.streams.stream import SPLITS
 
 REQUIRED = ("video", "caption", "split", "task")
-OPTIONAL = ("category", "start", "end", "time")
+OPTIONAL = ("category", "start", "end", "time", "caption_id")
 _TIMES = re.compile(r"(start|begin|end|stop)[ _]?(time|times|timestamp|sec|seconds|s)?", re.IGNORECASE)
 MOST_TASKS = 50  # named in the report
 ANY = "any"  # default category, for a table without that column

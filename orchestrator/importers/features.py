@@ -204,15 +204,29 @@ def _checked(file: Path, name: str, array: np.ndarray) -> np.ndarray:
         raise ConfigError(error, remedy="Save numbers of that shape.") from error
 
 
-def _as_stored(vectors: np.ndarray, found: np.ndarray) -> np.ndarray:
-    """Return checked features in half precision if they were: the same numbers on half of the disk."""
-    return vectors.astype(np.float16) if np.asarray(found).dtype.str[1:] == "f2" else vectors
+def _by_caption_id(table: Path, file: Path, found: Arrays | np.ndarray) -> Arrays | np.ndarray:
+    """Return arrays that are named by the column caption_id (7 or qid7) under the captions; others unchanged."""
+    rows = [(line, cells["caption_id"], captions) for line, cells, captions in read_table(table)]
+    if isinstance(found, np.ndarray) or not any(key for _, key, _ in rows):
+        return found
+    made: Arrays = {}
+    for line, key, captions in rows:
+        name = next((name for name in (key, f"qid{key}", f"./{key}") if name in found), None)
+        if name is None or len(captions) > 1:
+            fault = "gives one ID to several captions" if name else f"has caption_id {key[:60]!r}, which the file lacks"
+            raise ConfigError(
+                f"line {line} of {table.name} {fault}", file, remedy="Write an ID of the file for each caption."
+            )
+        if not np.array_equal(made.setdefault(captions[0], found[name]), found[name]):
+            fault = f"{captions[0][:60]!r} is twice in the table, with two features"
+            raise ConfigError(fault, file, remedy="Keep one.")
+    return made
 
 
 def _of_captions(table: Path, texts: Path) -> Arrays:
     """Return the features (L, d') of each distinct caption."""
     captions = [caption for _, _, found in read_table(table) for caption in found]
-    arrays = read_arrays(texts)
+    arrays = _by_caption_id(table, texts, read_arrays(texts))
     found: Arrays = {}
     if isinstance(arrays, np.ndarray):
         if len(arrays) != len(captions):

@@ -319,3 +319,23 @@ def test_a_file_that_is_cut_short_or_names_code_leaves_nothing(form: str, cell: 
 
 def _text(text: str) -> bytes:
     return len(text).to_bytes(4, "little") + text.encode()
+
+
+def test_captions_are_matched_by_the_column_caption_id(table: Path, tmp_path: Path) -> None:
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join([f"{lines[0]},caption_id", *(f"{line},{n}" for n, line in enumerate(lines[1:], 7))]))
+    features, texts, out = tmp_path / "features.npz", tmp_path / "texts", tmp_path / "streams/ids.json"
+    np.savez(features, **{video: np.ones((2, 3), np.float32) for video, _ in ROWS})
+    texts.mkdir()
+    for n, _ in enumerate(ROWS):
+        np.savez(texts / f"qid{7 + n}.npz", last_hidden_state=np.full((n + 1, 5), n, np.float32), pooled=np.ones(4))
+    out.parent.mkdir()
+    manifest, report = import_features(table, features, texts, out, "ids")
+    assert "1 to 4 vectors of 5 numbers" in report
+    stored = np.load(out.parent / manifest["videos"] / "texts.npz")
+    assert stored["starts"].tolist() == [0, 1, 3, 6, 10]
+    assert stored["texts"].tolist() == [f"caption of {video}" for video, _ in ROWS]
+    assert stored["features"][[0, 1, 3, 6], 0].tolist() == [0, 1, 2, 3]
+    (texts / "qid9.npz").unlink()
+    with refuses("line 4", "9", where="texts", remedy=True):
+        import_features(table, features, texts, out, "ids")
