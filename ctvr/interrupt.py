@@ -1,4 +1,4 @@
-"""Ctrl-C while a command is loaded, which takes a second: one line instead of the traceback of an import.
+"""Handle Ctrl-C during the imports of a command by one line instead of a traceback.
 
 Importing this module sets the handler, so that it is set before other imports.
 """

@@ -1,4 +1,4 @@
-"""DNS: linear heads on frozen towers, whose steps leave the scores of former pairs unchanged.
+"""DNS: linear heads on frozen towers, whose steps leave the scores of previous pairs unchanged.
 
 Liu et al., "Continual Multimodal Contrastive Learning", NeurIPS 2025, arXiv:2503.14963, after the authors' code
 Xiaohao-Liu/CMCL@145fda6 (cmcl/dns.py); the text of the paper was not available. Heads z = W x + b of captions and of
@@ -7,8 +7,9 @@ videos. After each task, over all n pairs so far, for a side with inputs x and t
     C = mean x x',  C' = mean z' z'';   P = U U' of the directions of C with eigenvalues > threshold, P' of C' with > 0
     before a step:  G <- G - P' G P                                       G the gradient of W
 
-so that x' W' z' of former pairs changes in second order only. The released code weights the second moments of new pairs
-by their number and recomputes C' of former tasks no more, although W changes; so does this file. Biases are free there.
+so that x' W' z' of previous pairs changes in second order only. The released code weights the second moments of new
+pairs by their number, and does not compute C' of previous tasks again when W changes. This file does the same. Biases
+are not projected.
 
 Differences: the released loss is one-way, over raw dot products at temperature 1 (preset `released`). The default here
 is the project's symmetric loss of cosines. Captions and videos may differ in width: W of captions starts as the map of
@@ -51,7 +52,7 @@ class DNSConfig:
     frame_norm: Literal["none", "l2"] = setting("none", doc="normalization of each frame's feature before the mean")
 
     def __post_init__(self) -> None:
-        require(self, ">= 0", "lr", hint="Use 0 for the start.")
+        require(self, ">= 0", "lr", hint="Use 0 to keep the initial maps.")
         require(self, ">= 0", "threshold", hint="Use 0 to protect every direction.")
         require(self, "> 0", "temperature")
 
@@ -141,7 +142,7 @@ class DNS(Method):
 
     @torch.no_grad()
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
-        """Add the second moments of the task's pairs, which every worker sees."""
+        """Add the second moments of the task's pairs, which every worker receives."""
         found = [(caption_vectors(self.backbone, batch.tokens), self._video(batch.frames)) for batch in loader]
         if not found:
             return

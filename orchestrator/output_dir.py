@@ -68,8 +68,8 @@ def require_new(folder: Path) -> None:
 def new_folder(folder: Path) -> Iterator[Path]:
     """Write a folder of several files: yield a temporary folder, whose name becomes `folder` when the block ends.
 
-    After an exception nothing is left. What a killed process left is removed by the next call, which can thus be the
-    same command. The temporary folder is next to `folder`. If `folder` exists and is empty, it may be a mount or the
+    After an exception nothing is left. The next call removes the leftovers of a killed process, so the same command can
+    be repeated. The temporary folder is next to `folder`. If `folder` exists and is empty, it may be a mount or the
     working folder, so the temporary folder is inside, and its content is moved up, an entry at a time.
 
     Raises:

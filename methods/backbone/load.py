@@ -59,7 +59,7 @@ def load_backbone(
         FileNotFoundError: if `weights` is a path that does not exist.
     """
     check_backbone(name, weights, sha256, vocabulary, chosen)
-    if name == VECTORS:  # without the stream that has them, of one number
+    if name == VECTORS:  # a placeholder of width 1, because no stream is given
         return Vectors(1, Table(torch.zeros(1, 1), torch.arange(2)), lambda texts: torch.zeros(len(texts), 1).long())
     if name in UMT:
         return _umt(name, weights, seed, sha256, vocabulary)

@@ -1,12 +1,12 @@
 """Towers over vectors that another model computed: everything that learns on features learns in these.
 
-A tower is one block of CLIP's form that starts as the identity, and a projection to the joint space (blocks.py)::
+A tower, one block of CLIP's form and a projection to the joint space (blocks.py), starts as the identity::
 
     y = x + W_o W_v x,  z = y + W_2 relu(W_1 y),  z P / 4         W_v = W_o = I, W_1 = [I; -I], W_2 = [I, -I]
 
-A vector attends to itself only, and relu(y) - relu(-y) = y, so z P / 4 is x P to the bit. Adapters at the block's
-seams, full fine-tuning, momentum copies and teachers act as in CLIP. A method that reads a part which only CLIP has is
-refused by that part's name (`NoSuchPart`).
+A vector attends to itself only, and relu(y) - relu(-y) = y, so z P / 4 and x P are bit-identical. Adapters at the
+block's seams, full fine-tuning, momentum copies and teachers act as in CLIP. A method that reads a part which only CLIP
+has is refused by that part's name (`NoSuchPart`).
 
 Captions keep their own width d'. If it differs from the videos' d, captions start with a ridge map (x - c) P that the
 pairs of the first task determine (`orchestrator/data/imported_features.py`); otherwise both start as the identity.

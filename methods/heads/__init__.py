@@ -1,14 +1,14 @@
 """Heads: small maps that learn on the outputs of frozen towers, or on vectors that another model computed.
 
-With x a video (the mean of its frames) or a caption (the mean of its vectors), of unit length; P is the identity, or
-the map with which captions of another width start, from which c is subtracted first (backbone/vectors.py), else 0:
+With x a video (mean of its frames) or a caption (mean of its vectors), of unit length, P the identity and c = 0.
+For captions of another width than videos, P and c are those of the ridge map in backbone/vectors.py:
 
     head_linear     (x - c) P + x D + b                       D of all entries
     head_low_rank   (x - c) P + (x A) B + b                   A of `rank` columns
     head_mlp        (x - c) P + W_2 gelu(W_1 x + b_1) + b
 
 Only what is added to the first term learns. It is zero at first, so weight decay pulls a head back to its start. `side`
-says which towers get one: with `queries` the videos' vectors stay, bit for bit, those that are stored. The loss is the
+says which towers get one. With `queries` the videos' vectors are bit-identical to the stored ones. The loss is the
 symmetric contrastive one. Such maps of queries alone are common practice for indexes that cannot be computed again
 (llama_index, raglite); no paper defines them, and rates and sizes are ours.
 
@@ -40,13 +40,13 @@ class HeadConfig(ScaleConfig):
 
     UNPUBLISHED = ("method.lr", "method.side")
 
-    side: Side = setting("queries", doc="towers that get a map; with queries stored videos never change")
+    side: Side = setting("queries", doc="towers that get a map; `queries` leaves stored videos unchanged")
     lr: float = setting(1e-3, doc="learning rate of the maps and the temperature", part="recipe")
     frame_norm: Literal["none", "l2"] = setting("none", doc="normalization of each frame's feature before the mean")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, ">= 0", "lr", hint="Use 0 for the start.")
+        require(self, ">= 0", "lr", hint="Use 0 to keep the initial map.")
 
 
 class Map(nn.Module):
@@ -71,7 +71,7 @@ class Map(nn.Module):
 
 
 class Fixed(Map):
-    """The start alone."""
+    """The initial map, which is not trained."""
 
     def __init__(self, start: Tensor, center: Tensor, config: HeadConfig) -> None:
         super().__init__(start, center, config)

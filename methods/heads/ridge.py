@@ -6,7 +6,7 @@ With x of all n training captions so far and y of their videos, both of unit len
     W = (H'H + ridge I)^-1 H'Y,     q = unit((h(x) - mean) W)
 
 Y is centred because the mean of all videos says nothing about a query. Everything follows from sums over pairs, so
-that the order of tasks does not change the result and nothing is forgotten: the honest baseline of every head that
+that the order of tasks does not change the result and nothing is forgotten: the baseline of every head that
 learns task by task. Random features are those of RanPAC (McDonnell et al.,
 arXiv:2307.02251, section 3), which regresses to classes; here the targets are the stored videos. Videos do not change.
 
@@ -36,7 +36,7 @@ class HeadRidgeConfig:
 
     UNPUBLISHED = ("method.ridge", "method.features")
 
-    ridge: float = setting(10.0, doc="weight of |W|^2 in the sum with the squared errors")
+    ridge: float = setting(10.0, doc="weight of |W|^2 in the loss")
     features: int = setting(0, doc="random features h; 0: the caption's own numbers")
     frame_norm: Literal["none", "l2"] = setting("none", doc="normalization of each frame's feature before the mean")
 
@@ -81,7 +81,7 @@ class HeadRidge(Method):
 
     @torch.no_grad()
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
-        """Add the task's pairs, which every worker sees, and solve again."""
+        """Add the task's pairs, which every worker receives, and solve again."""
         for batch in loader:
             left = F.pad(self._features(caption_vectors(self.backbone, batch.tokens)).double(), (1, 0), value=1.0)
             self.moments += left.mT @ torch.cat([left, self.encode_video(batch.frames).double()], dim=1)

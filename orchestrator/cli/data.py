@@ -22,7 +22,7 @@ def add_streams(commands: Any) -> None:
     parser = commands.add_parser("streams", help="list streams, import a benchmark's files, or export a stream")
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     check = actions.add_parser(
-        "check", help="read a stream and list its missing videos, or compare an embedder with that of its features"
+        "check", help="read a stream and list its missing videos, or check that an embedder computed its features"
     )
     check.add_argument("stream", metavar="STREAM", help="name of a stream, or a manifest file")
     check.add_argument(

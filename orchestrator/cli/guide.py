@@ -20,7 +20,7 @@ ctvr: experiments in continual text-to-video retrieval
   reference   ctvr methods [NAME], ctvr streams, ctvr schema      methods, streams and all settings
   own videos  ctvr streams import csv table=TABLE.csv --videos FOLDER
               ctvr frames FILE, ctvr frames FOLDER                frames of a video; unreadable videos of a folder
-  embedders   ctvr migrate OLD NEW                                go over to another embedder: map, re-encode or stay
+  embedders   ctvr migrate OLD NEW                                switch embedders: map, re-encode or stay
   own method  ctvr new method NAME, ctvr check-method NAME        a runnable template; contract checks
   maintain    ctvr doctor, ctvr cache ls|verify|gc, ctvr sync, ctvr rebuild, ctvr explain RUN
 

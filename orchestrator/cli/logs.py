@@ -10,14 +10,14 @@ from ctvr.orchestrator.cli import supervisor
 from ctvr.orchestrator.console import LAYOUT, printable
 from ctvr.orchestrator.redaction import hide_secrets
 
-# Loggers of the libraries that fetch and read weights; open_clip uses the root logger. What they report also raises an
-# exception, and our error has its text
+# Loggers of the libraries that fetch and read weights; open_clip uses the root logger. Their reports also raise
+# exceptions, whose text our error has
 _FETCHING = ("root", "open_clip", "huggingface_hub", "transformers", "urllib3", "httpx", "filelock")
 _OWN_HANDLERS = ("HF_HUB_VERBOSITY", "TRANSFORMERS_VERBOSITY")  # these two write to stderr themselves
 
 
 def set_up_logging() -> None:
-    """Set up the log of this process. That of a driver, which `--verbose` shows, has the records of all libraries."""
+    """Set up the log of this process. The log of a driver (`--verbose`) has the records of all libraries."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(_Formatter("%(levelname)s %(name)s: %(message)s"))

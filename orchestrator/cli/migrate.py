@@ -11,7 +11,7 @@ from ctvr.orchestrator.cli.options import add_execution_options, user_path
 def add_migrate(commands: Any) -> None:
     parser = commands.add_parser(
         "migrate",
-        help="compare the ways of going over from one embedder to another, and write a map between them",
+        help="compare the ways to switch embedders, and write a map between them",
         description="Prints what each way finds and costs: staying, mapping queries or the index, re-encoding a part "
         "or all of the items, searching both indexes. Recommends one by the rule of docs/migrate.md.",
     )
@@ -45,12 +45,12 @@ def add_migrate(commands: Any) -> None:
         type=float,
         default=5.0,
         metavar="PERCENT",
-        help="share of the recall after re-encoding all that may be lost (default: %(default)s)",
+        help="permitted loss of recall relative to re-encoding all (default: %(default)s)",
     )
     parser.add_argument(
         "--rate",
         type=float,
-        metavar="VIDEOS_PER_SECOND",
+        metavar="ITEMS_PER_SECOND",
         help="items that the new embedder encodes in a second, for a column of time",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the sample (default: %(default)s)")

@@ -45,8 +45,8 @@ class DataConfig:
     cache_features: bool = setting(True, doc="cache of the outputs of frozen leading vision blocks")
     center: bool = setting(
         False,
-        doc="features of videos and captions, less their mean over the training pairs of the first task; for vectors "
-        "with a large common part",
+        doc="whether to subtract from imported video and caption features their mean over the first task's training "
+        "pairs; for vectors with a large common part",
     )
     skip_missing: bool = setting(
         False, doc="continue without missing or broken videos; the gallery shrinks, so numbers change"

@@ -42,7 +42,7 @@ def frame_source(
     """Return the source of a stream's items: decoded frames, arrays of features, or arrays of images."""
     if config.center and not stream.text_features:
         raise ConfigError(
-            f"is for features of videos and captions, which stream {stream.name} does not have",
+            f"requires features of captions, which stream {stream.name} lacks",
             "data.center",
             write=("data.center=false",),
         )
@@ -106,7 +106,7 @@ def attach_features(clip: Clip, stream: Stream) -> Clip:
     clip.vision.takes_features, clip.vision.entry = True, len(clip.vision.blocks)
     if clip.embed_dim != width:
         raise ConfigError(
-            f"its videos have features of {width} numbers, but its texts of {clip.embed_dim}",
+            f"its video features have width {width}, its text features {clip.embed_dim}",
             f"stream {stream.name}",
             remedy="Use the backbone.name that computed them, or import features of the captions, too, with text=.",
         )

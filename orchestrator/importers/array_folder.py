@@ -1,6 +1,6 @@
 """Folder of the arrays of an imported stream. Each import writes a numbered folder, which the manifest then names.
 
-The manifest is replaced last and atomically, so an earlier stream of that name stays whole until the new one is.
+The manifest is replaced last and atomically, so an earlier stream of that name is intact until the new one is complete.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BEFORE = re.compile(r"\d{6}\.npy|texts\.npz|features\.yaml|canaries\.npz")  # e
 
 
 def current_arrays(place: Path) -> Path | None:
-    """Return the folder of arrays, `place` or in it, that the manifest next to `place` names; None if none is named."""
+    """Return the folder of arrays that the manifest of `place` names: `place`, a subfolder, or None."""
     try:
         manifest = read_json(place.with_name(f"{place.name}.json"))
     except ConfigError:
@@ -32,8 +32,8 @@ def current_arrays(place: Path) -> Path | None:
 def new_arrays(place: Path) -> Iterator[Path]:
     """Yield a new folder in `place`; the block writes the arrays and last the manifest, which is next to `place`.
 
-    Then the arrays of earlier imports are removed. If the block fails, the new folder is removed. What a killed process
-    left is removed by the next import.
+    Then the arrays of earlier imports are removed. If the block fails, the new folder is removed. The next import
+    removes the leftovers of a killed process.
 
     Raises:
         ConfigError: if the folder cannot be written.

@@ -136,7 +136,7 @@ def _check_cards(
 
 
 def _as_stored(vectors: np.ndarray, found: np.ndarray) -> np.ndarray:
-    """Return checked features in half precision if they were: the same numbers on half of the disk."""
+    """Return checked features as float16 if they were float16, which halves the disk space without loss."""
     return vectors.astype(np.float16) if np.asarray(found).dtype.str[1:] == "f2" else vectors
 
 
@@ -205,7 +205,7 @@ def _checked(file: Path, name: str, array: np.ndarray) -> np.ndarray:
 
 
 def _by_caption_id(table: Path, file: Path, found: Arrays | np.ndarray) -> Arrays | np.ndarray:
-    """Return arrays that are named by the column caption_id (7 or qid7) under the captions; others unchanged."""
+    """Rename arrays from the column caption_id (7 or qid7) to captions; return other arrays unchanged."""
     rows = [(line, cells["caption_id"], captions) for line, cells, captions in read_table(table)]
     if isinstance(found, np.ndarray) or not any(key for _, key, _ in rows):
         return found

@@ -61,7 +61,7 @@ def tasks_of(table: Path, rows: Sequence[Row], rule: str) -> tuple[list[str], li
             raise ConfigError(f"line {line}: {cells['video']!r:.80} has two times", table, remedy="Keep one of them.")
     parts, ordered = int(rule), sorted(first, key=lambda key: first[key])
     if parts > len(ordered):
-        raise ConfigError(f"has {len(ordered)} videos", f"{table}: tasks={rule}", remedy="Write fewer tasks.")
+        raise ConfigError(f"exceeds the {len(ordered)} videos", f"{table}: tasks={rule}", remedy="Use fewer tasks.")
     part = {key: str(place * parts // len(ordered) + 1) for place, key in enumerate(ordered)}
     return [part[key] for _, _, key in rows], [str(number + 1) for number in range(parts)]
 

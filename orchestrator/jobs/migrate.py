@@ -1,4 +1,4 @@
-"""Comparison of the ways of going over from one embedder to another, on a sample (`ctvr migrate`).
+"""Comparison of the ways to switch embedders, on a sample (`ctvr migrate`).
 
 The common items are split at random: the sample, to which maps are fitted (four fifths) and on which their kinds are
 selected (one fifth), and the measured items, in which the measured queries search. docs/migrate.md has the rules.
@@ -67,18 +67,18 @@ class MigrationConfig:
         """Refuse options out of range.
 
         Raises:
-            ConfigError: if one is.
+            ConfigError: if an option is out of range.
         """
         if self.sample is not None and self.sample < LEAST_SAMPLE:
-            raise ConfigError(f"must be >= {LEAST_SAMPLE}", "--sample", self.sample, f"Write {SAMPLE}.")
+            raise ConfigError(f"must be >= {LEAST_SAMPLE}", "--sample", self.sample, f"Use {SAMPLE}.")
         if self.measure < LEAST_QUERIES:
-            raise ConfigError(f"must be >= {LEAST_QUERIES}", "--measure", self.measure, "Write 1000.")
+            raise ConfigError(f"must be >= {LEAST_QUERIES}", "--measure", self.measure, "Use 1000.")
         if not 0 <= self.seed < 2**63:
-            raise ConfigError("must be >= 0 and below 2^63", "--seed", self.seed, "Write 0.")
+            raise ConfigError("must be >= 0 and below 2^63", "--seed", self.seed, "Use 0.")
         if not 0 < self.tolerance < 100:
-            raise ConfigError("must be > 0 and < 100 percent", "--tolerance", self.tolerance, "Write 5.")
+            raise ConfigError("must be > 0 and < 100 percent", "--tolerance", self.tolerance, "Use 5.")
         if self.rate is not None and not (math.isfinite(self.rate) and self.rate > 0):
-            raise ConfigError("must be a finite number > 0", "--rate", self.rate, "Write items per second.")
+            raise ConfigError("must be a finite number > 0", "--rate", self.rate, "Give items per second.")
         if self.out is not None:
             if self.out.suffix != ".safetensors" or self.out.is_dir():
                 raise ConfigError("must be a file that ends in .safetensors", "--out", str(self.out), "Rename it.")
@@ -94,7 +94,7 @@ class Migration:
         found: values of the metrics (Q, K) for each query.
         group: (Q,) queries of one group are not independent.
         selected: the ways by a map of the selected kind.
-        chosen: the one whose map is written.
+        chosen: the way whose map is written.
         lines: counts and conditions.
     """
 
@@ -187,11 +187,11 @@ def _decided(
 
 
 def _orders(index: Index, items: Sample, queries: Measured, kind: str, past: Queries | None) -> dict[str, Tensor]:
-    """Return the orders (N,) in which items are re-encoded, from what is known before.
+    """Return the orders (N,) of re-encoding; none uses a new vector of an item outside the sample.
 
     Args:
-        kind: of the map that takes past queries to the old embedder. Without captions every other past query counts,
-            because the rest are measured.
+        kind: kind of the map that takes past queries to the old embedder. Without captions every other past query
+            counts, because the rest are measured.
     """
     to_new = queries.index_maps[queries.rest]
     losses = 1 - (to_new.apply(items.checked_old) * items.checked_new).sum(dim=-1)

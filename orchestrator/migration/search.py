@@ -1,4 +1,4 @@
-"""Search of queries in an index by every way of going over to another embedder, in one pass over blocks of items.
+"""Search of queries in an index by every way to switch embedders, in one pass over blocks of items.
 
 A way has a name, such as "stay" or ("map index", "mlp"), and scores a block of items. Scores within TIE of each other
 are equal, because a product is rounded in another way in another block; a tie has its chance (`Positions`).

@@ -1,4 +1,4 @@
-"""Estimates with 95 % intervals of each way of going over to another embedder, and the rule of the verdict.
+"""Estimates with 95 % intervals of each way to switch embedders, and the rule of the verdict.
 
 Queries of one group (the captions of a video) are one draw: variances are those of sums over groups.
 

@@ -66,4 +66,4 @@ def naming_plan(file: Path) -> Iterator[None]:
         where = f"{file}: {error.where:.100}" if error.where else file
         raise ConfigError(f"{error.fault:.300}", where, error.got, error.remedy or REMEDY) from error
     except ValueError as error:  # a NUL byte, or a character that no path can have
-        raise ConfigError(f"names an unusable place ({error!s:.200})", file, remedy=REMEDY) from error
+        raise ConfigError(f"contains an invalid path ({error!s:.200})", file, remedy=REMEDY) from error

@@ -42,7 +42,7 @@ class BackboneConfig:
     name: str = setting(
         "ViT-B-32-quickgelu",
         doc="tiny-clip, tiny-clip-stem, UMT-B-16, UMT-L-16 or an open_clip architecture; for images resnet18 or "
-        "resnet18-8 (narrow); for features of videos and captions vectors",
+        "resnet18-8 (narrow); vectors for features of videos and captions",
     )
     weights: str = setting(
         "openai",

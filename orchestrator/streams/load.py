@@ -92,7 +92,7 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
 def split_order(name: str) -> tuple[str, int]:
     """Split `NAME@3` into the stream's name and the seed of its task order; the seed is 0 if none is given.
 
-    The suffix of a stream is a seed if `int` accepts it, which refuses more than 4300 digits.
+    The suffix of a stream is a seed if it is a number of at most 100 digits.
     """
     written, _, order = name.rpartition("@")
     return (written, int(order)) if written and order.isdecimal() and len(order) <= 100 else (name, 0)

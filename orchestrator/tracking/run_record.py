@@ -100,7 +100,7 @@ def artifact_folder(run_id: str, address: str, *places: Place) -> Path | None:
 
 
 def is_count(text: str) -> bool:
-    """Return whether a text of a record is a whole number that `int` reads: not `²`, nor thousands of digits."""
+    """Return whether a text of a record is a whole number of at most 18 digits (`²` is not one)."""
     return text.isdecimal() and len(text) <= 18
 
 

@@ -150,10 +150,10 @@ def _clips(old: Matrix, new: Matrix) -> Cause | None:
 def _temporal(old: Matrix, new: Matrix, turned: dict[str, float]) -> Cause:
     """Distinguish pooling and frames: all clips without motion are unchanged."""
     before, after = _pooling(old), _pooling(new)
-    if before != after and {before, after} != {"a part of the frames", "mean"}:
-        return Cause("pooling", f"clips without motion are unchanged; pooling was {before}, and is {after}")
+    if before != after and {before, after} != {"some frames", "mean"}:
+        return Cause("pooling", f"clips without motion are unchanged; the pooling changed from {before} to {after}")
     worst = max(turned, key=lambda name: turned[name])
-    where = f"from {before} to {after}" if before != after else f"pooling is {after} in both"
+    where = f"from {before} to {after}" if before != after else f"the pooling is {after} in both"
     return Cause("frames", f"clips without motion are unchanged, {worst} is not; {where}")
 
 
@@ -166,14 +166,14 @@ def _pooling(vectors: Matrix) -> str:
     }
     if max(residual for _, residual in parts.values()) > 0.05:
         turned = float(relations.turns(rows["halves"][None], rows["halves_back"][None])[0])
-        return "independent of order" if turned <= EXACT else "dependent on order"
+        return "order-independent" if turned <= EXACT else "order-dependent"
     shares = {name: weights[0] / weights.sum() for name, (weights, _) in parts.items()}
     if abs(shares["halves"] - shares["halves_back"]) < 0.1:
         return "mean"
     if max(abs(share - round(share)) for share in shares.values()) < 0.05:
-        return "that of the first frame" if shares["halves"] > 0.5 else "that of the last frame"
+        return "first frame" if shares["halves"] > 0.5 else "last frame"
     is_part = max(abs(shares[name] - round(shares[name])) for name in ("halves", "halves_back")) < 0.05
-    return "a part of the frames" if is_part else "a weighted mean"
+    return "some frames" if is_part else "weighted mean"
 
 
 def _texts(old: Matrix, new: Matrix) -> Cause | None:

@@ -140,7 +140,7 @@ def mixture(target: Matrix, first: Matrix, second: Matrix) -> tuple[Matrix, floa
 
 
 def neighbour_overlap(old: Matrix, new: Matrix, k: int = 5) -> float:
-    """Return the mean overlap of the k nearest inputs by cosine, 0 to 1, of each input among the others of its set."""
+    """Return the mean overlap, 0 to 1, of each input's k nearest other inputs (by cosine) in the two sets."""
     found = []
     for vectors in (old, new):
         scores = unit(vectors) @ unit(vectors).T

@@ -108,7 +108,7 @@ def _settled(
 
 
 def _joint(sides: Mapping[str, Cause]) -> Cause:
-    """Return the cause of the whole: that of a side if the other is unchanged or has the same, else the graver one."""
+    """Return the joint cause: that of the only changed side, otherwise the more serious of the two."""
     order = list(WORDS)
     changed = {side: each for side, each in sides.items() if each.key not in UNCHANGED}
     if not changed:

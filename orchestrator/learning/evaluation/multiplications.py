@@ -22,7 +22,7 @@ class Multiplications(TorchDispatchMode):
         self.total = 0
 
     @classmethod
-    def _should_skip_dynamo(cls) -> bool:  # by importing it
+    def _should_skip_dynamo(cls) -> bool:  # the default imports torch's compiler
         return False
 
     def get_total_flops(self) -> int:

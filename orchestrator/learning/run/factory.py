@@ -102,7 +102,7 @@ def load_tower(
             return _vectors(experiment, stream)
         if stream is not None and config.name == VECTORS:
             raise ConfigError(
-                f"is for features of videos and captions, which stream {stream.name} does not have",
+                f"requires features of captions, which stream {stream.name} lacks",
                 f"backbone.name={VECTORS}",
                 remedy="Leave it out.",
             )
@@ -153,8 +153,8 @@ def _vectors(experiment: Experiment, stream: Stream) -> Vectors:
     text, video = towers.text.width, towers.vision.width
     if text != video and experiment.capabilities.text_is_frozen:
         raise ConfigError(
-            f"{experiment.name} does not train captions, but those of stream {stream.name} have {text} numbers and its "
-            f"videos {video}",
+            f"{experiment.name} does not train the text tower, but in stream {stream.name} captions have width {text} "
+            f"and videos {video}",
             "method",
             remedy=HEADS,
         )
