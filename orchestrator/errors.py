@@ -8,6 +8,7 @@
         │   └── UntrustedCode                2    a file names a class that the user has not named
         ├── VideoError        (ValueError)   2    one video cannot be used
         ├── IndexDisagrees    (ValueError)   1    the decoder returns another frame than the index of a video lists
+        ├── RefusedPickle     (ValueError)   1  a pickle contains something that is not allowed
         ├── BadRecord         (ValueError)   1    a tracking record that can never be accepted
         ├── ContractViolation (ValueError)   1    a method breaks the contract of `Method`
         ├── CorruptObject     (ValueError)   1    the bytes of an object differ from those stored
@@ -140,6 +141,10 @@ class VideoError(CtvrError, ValueError):
 
 class IndexDisagrees(CtvrError, ValueError):
     """The decoder returns another frame than the index of a video lists; the argument is its time in seconds."""
+
+
+class RefusedPickle(CtvrError, ValueError):
+    """A pickle contains something that is not allowed; the message names it."""
 
 
 class BadRecord(CtvrError, ValueError):

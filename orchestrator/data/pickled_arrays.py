@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ctvr.orchestrator.data.array_files import Arrays, check_size
-from ctvr.orchestrator.data.pickles import BROKEN, OPCODES, Handlers, PlainUnpickler, Refused, unpickle
-from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.data.pickles import BROKEN, OPCODES, Handlers, PlainUnpickler, unpickle
+from ctvr.orchestrator.errors import ConfigError, RefusedPickle
 from ctvr.orchestrator.text_files import read_bytes
 
 MOST_BYTES = 16 << 30
@@ -31,7 +31,7 @@ _ENTRY = 64  # bytes that an entry of a list or dictionary needs, at least
 _NDARRAY = object()  # stands for the class, which occurs only as an argument
 
 
-class _Torch(Refused):
+class _Torch(RefusedPickle):
     """A pickle contains tensors of torch."""
 
 
@@ -41,7 +41,7 @@ class _Type:
     def __init__(self, code: Any, *_: Any) -> None:
         text = code if isinstance(code, str) else ""
         if not _TYPES.fullmatch(text):
-            raise Refused(f"an array of {'objects' if text[:1] == 'O' else f'the type {str(code)[:40]!r}'}")
+            raise RefusedPickle(f"an array of {'objects' if text[:1] == 'O' else f'the type {str(code)[:40]!r}'}")
         self.dtype = np.dtype(text)
 
     def set_state(self, state: Any) -> None:
@@ -62,7 +62,7 @@ class _Array:
     def fill(self, data: Any, kind: Any, shape: Any, order: str) -> _Array:
         content = data.encode("latin-1") if isinstance(data, str) else data  # Python 2 wrote text
         if not isinstance(content, bytes | bytearray) or type(kind) is not _Type or type(shape) is not tuple:
-            raise Refused("an array of objects")
+            raise RefusedPickle("an array of objects")
         if math.prod(shape) * kind.dtype.itemsize != len(content) or any(n < 0 for n in shape):
             raise ValueError(f"an array declares the shape {str(shape)[:60]} and has {len(content)} bytes")
         self.value = np.frombuffer(content, kind.dtype).reshape(shape, order="F" if order == "F" else "C")
@@ -71,19 +71,19 @@ class _Array:
 
 def _reconstruct(kind: Any, *_: Any) -> _Array:
     if kind is not _NDARRAY:
-        raise Refused("a subclass of numpy.ndarray")
+        raise RefusedPickle("a subclass of numpy.ndarray")
     return _Array()
 
 
 def _encode(text: Any, encoding: Any = "latin1") -> bytes:
     if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
-        raise Refused("a call of _codecs.encode other than that of bytes")
+        raise RefusedPickle("a call of _codecs.encode other than that of bytes")
     return text.encode("latin-1")
 
 
 def _no_bytes(*arguments: Any) -> bytes:
     if arguments:
-        raise Refused("a call of bytes")
+        raise RefusedPickle("a call of bytes")
     return b""
 
 
@@ -118,7 +118,7 @@ class _ArrayUnpickler(PlainUnpickler):
     def load_build(self) -> None:
         state = self.stack.pop()
         if type(self.stack[-1]) not in (_Type, _Array):
-            raise Refused("the state of an object")
+            raise RefusedPickle("the state of an object")
         self.stack[-1].set_state(state)
 
     dispatch[pickle.BUILD[0]] = load_build
@@ -145,7 +145,7 @@ def read_pickled_arrays(path: Path) -> Arrays | np.ndarray:
         raise ConfigError("is a zip archive, not a pickle", path, remedy="Rename a file of torch.save to .pt.")
     try:
         return unpickle(data, _ArrayUnpickler, _Expansion(len(data)).convert)
-    except Refused as error:
+    except RefusedPickle as error:
         is_torch = isinstance(error, _Torch)
         remedy = "torch.save(TENSORS, 'FILE.pt')" if is_torch else "np.savez(FILE, **ARRAYS) of numbers"
         raise ConfigError(
@@ -185,14 +185,14 @@ class _Expansion:
             elif type(value) in (_Array, list, tuple):
                 yield name, self._array(value, level + 1)
             elif not isinstance(value, int | float | str | None):
-                raise Refused(f"{type(value).__name__} {name[:60]!r}")
+                raise RefusedPickle(f"{type(value).__name__} {name[:60]!r}")
 
     def _array(self, value: Any, level: int) -> np.ndarray:
         if type(value) is _Array and value.value is not None:
             self._count(value.value.nbytes, level)
             return value.value
         if type(value) not in (list, tuple):
-            raise Refused(f"{type(value).__name__.lstrip('_')} instead of an array")
+            raise RefusedPickle(f"{type(value).__name__.lstrip('_')} instead of an array")
         kinds = {type(each) for each in value}
         longest = max(map(len, value), default=0) if kinds == {str} else 1
         self._count(max(_ENTRY, 4 * longest) * len(value), level)
@@ -208,7 +208,7 @@ class _Expansion:
         self.declared += declared
         check_size(self.declared, self.size)
         if level > _LEVELS:
-            raise Refused(f"more than {_LEVELS} lists or dictionaries in one another")
+            raise RefusedPickle(f"more than {_LEVELS} lists or dictionaries in one another")
 
 
 def _name(key: Any) -> str:
@@ -216,5 +216,5 @@ def _name(key: Any) -> str:
     if isinstance(value, bytes):
         return value.decode()
     if type(value) not in (str, int):
-        raise Refused("a key that is neither text nor an integer")
+        raise RefusedPickle("a key that is neither text nor an integer")
     return str(value)

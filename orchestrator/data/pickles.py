@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.errors import ConfigError, RefusedPickle
 from ctvr.orchestrator.text_files import read_bytes
 
 SPLIT_BYTES = 4 << 20
@@ -30,10 +30,6 @@ OPCODES = (
 )
 
 
-class Refused(Exception):
-    """A pickle contains something that is not allowed."""
-
-
 class Handlers(dict[int, Any]):
     """Python's own handlers of the named opcodes; any other opcode is refused."""
 
@@ -42,7 +38,7 @@ class Handlers(dict[int, Any]):
         super().__init__({getattr(pickle, name)[0]: own[getattr(pickle, name)[0]] for name in names.split()})
 
     def __missing__(self, opcode: int) -> Any:
-        raise Refused(f"opcode {bytes([opcode])!r}")
+        raise RefusedPickle(f"opcode {bytes([opcode])!r}")
 
 
 _LIST = object()  # stands for builtins.list, which occurs only as an argument
@@ -50,7 +46,7 @@ _LIST = object()  # stands for builtins.list, which occurs only as an argument
 
 def _defaultdict(*arguments: Any) -> dict[Any, Any]:
     if arguments != (_LIST,):
-        raise Refused("a call other than defaultdict(list)")
+        raise RefusedPickle("a call other than defaultdict(list)")
     return {}
 
 
@@ -68,7 +64,7 @@ class PlainUnpickler(pickle._Unpickler):  # type: ignore[misc, name-defined, unu
             return _defaultdict
         if module in ("builtins", "__builtin__") and name == "list":  # Python 2 wrote the latter
             return _LIST
-        raise Refused(f"global {f'{module}.{name}'[:80]!r}")
+        raise RefusedPickle(f"global {f'{module}.{name}'[:80]!r}")
 
 
 def read_pickle(path: Path, max_bytes: int = SPLIT_BYTES) -> Any:
@@ -86,7 +82,7 @@ def read_pickle(path: Path, max_bytes: int = SPLIT_BYTES) -> Any:
     data = read_bytes(path, max_bytes)
     try:
         return unpickle(data, PlainUnpickler, _check_plain)
-    except Refused as error:
+    except RefusedPickle as error:
         raise ConfigError(
             f"{path}: refused: {error}. Only dict, list, text, integers and defaultdict(list) are read; nothing was "
             "executed. Use the file from the benchmark's own release."
@@ -99,7 +95,7 @@ def unpickle(data: bytes, reader: type[PlainUnpickler], convert: Callable[[Any],
     """Read one value by a restricted unpickler, and convert it.
 
     Raises:
-        Refused: if the pickle contains something that `reader` or `convert` does not allow.
+        RefusedPickle: if the pickle contains something that `reader` or `convert` does not allow.
         ValueError: or another of BROKEN, if it is damaged.
     """
     unpickler = reader(io.BytesIO(data), encoding="latin-1")
@@ -115,11 +111,11 @@ def _check_plain(value: Any) -> Any:
     while waiting:
         each = waiting.pop()
         if type(each) not in (str, int, list, dict):
-            raise Refused("a tuple, class, function or boolean as a value")
+            raise RefusedPickle("a tuple, class, function or boolean as a value")
         if type(each) in (str, int) or not each or id(each) in seen:
             continue
         seen.add(id(each))
         if type(each) is dict and not {type(key) for key in each} <= {str, int}:
-            raise Refused("a key that is neither text nor an integer")
+            raise RefusedPickle("a key that is neither text nor an integer")
         waiting += each.values() if type(each) is dict else each
     return value

@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     kind.add_argument(
         "--core", action="store_true", help="the same: raylet, GCS, Train controller, MLflow server, memory"
     )
+    kind.add_argument("--commands", action="store_true", help="exports, imports, gc, sync, runs rm; then again")
     parser.add_argument("--workers", type=int, default=1, help="of each trial of nested sweeps (%(default)s)")
     parser.add_argument("--cases", metavar="NAMES", help="of runs without Ray, with commas between (all)")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="tell this story alone, and keep its folder")
@@ -40,6 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if min(arguments.kills, arguments.workers) < 1 or arguments.seed < 0:
             raise ConfigError("--kills and --workers must be >= 1 and --seed >= 0.")
         tell = partial(kill_engine, cases=_cases(arguments.cases))
+        if arguments.commands:
+            from tests.chaos.commands import kill_commands
+
+            tell = kill_commands
         if arguments.ray or arguments.core:
             tell = partial(kill_sweeps, workers=arguments.workers, is_core=arguments.core)
         summary, wrong = tell(folder, arguments.kills, arguments.seed, arguments.only)
