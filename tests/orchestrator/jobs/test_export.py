@@ -81,7 +81,7 @@ def test_a_stream_of_exported_features_gives_the_numbers_of_its_videos(few, expo
         (
             "videos",
             {"backbone__name": "ViT-B-32", "backbone__weights": "random"},
-            "its texts of 512. Use the",
+            "its text features 512. Use the",
         ),
     ):
         with pytest.raises(ConfigError, match=message):
