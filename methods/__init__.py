@@ -29,7 +29,7 @@ METHODS = {
     "head_linear": "ctvr.methods.heads:HeadLinear",
     "head_low_rank": "ctvr.methods.heads:HeadLowRank",
     "head_mlp": "ctvr.methods.heads:HeadMlp",
-    "head_ridge": "ctvr.methods.heads.ridge:HeadRidge",
+    "head_ridge": "ctvr.methods.head_ridge:HeadRidge",
     "dns": "ctvr.methods.dns:DNS",
     "clip4clip": "ctvr.methods.clip4clip:Clip4Clip",
     "upper_bound": "ctvr.methods.upper_bound:UpperBound",

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from ctvr.methods.heads.ridge import HeadRidge, HeadRidgeConfig
+from ctvr.methods.head_ridge import HeadRidge, HeadRidgeConfig
 from tests.methods.conftest import make_task
 from tests.methods.vectors import batch, drawn, towers
 
