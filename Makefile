@@ -95,7 +95,7 @@ check-methods: $(READY)  ## `ctvr check-method` on every method, a minute each; 
 
 KILLS ?= 200
 SEED  ?= 0
-chaos: $(READY)  ## kill runs at KILLS=200 seeded moments, go on, compare with unbroken ones (ARGS=--ray: sweeps on Ray; ARGS=--commands: exports, imports, gc, sync)
+chaos: $(READY)  ## kill runs at KILLS=200 seeded moments, go on, compare with unbroken ones (ARGS=--ray: sweeps on Ray; ARGS=--commands: exports, imports, gc, rebuild)
 	$(BIN)/python -m tests.chaos --kills $(KILLS) --seed $(SEED) $(ARGS)
 
 COUNT ?= 2000

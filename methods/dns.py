@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Batch, Capabilities, Method, ParamGroup, Task, l2_normalize
-from ctvr.methods.heads import caption_vectors, starts, video_vectors
+from ctvr.methods.heads import caption_vectors, initial_maps, video_vectors
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.pooling import mean_pool
 from ctvr.methods.settings import require, setting
@@ -44,7 +44,7 @@ class DNSConfig:
 
     lr: float = setting(1e-4, doc="learning rate of both heads; that of the released code", part="recipe")
     threshold: float = setting(
-        0.1, doc="least eigenvalue of a direction that counts as used by former pairs", later=True
+        0.1, doc="least eigenvalue of a direction that counts as used by previous pairs", later=True
     )
     temperature: float = setting(0.07, doc="divisor of the similarities", unpublished=True, part="loss")
     similarity: Literal["cosine", "dot"] = setting("cosine", doc="similarity of outputs")
@@ -58,7 +58,7 @@ class DNSConfig:
 
 
 class DNS(Method):
-    """Two linear heads trained in the null space of former pairs."""
+    """Two linear heads trained in the null space of previous pairs."""
 
     Config = DNSConfig
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
@@ -84,7 +84,7 @@ class DNS(Method):
         self.config, self.backbone = config, backbone
         self.frozen_blocks = len(backbone.vision.blocks)
         heads = {}
-        for side, (start, center) in zip(SIDES, starts(backbone), strict=True):
+        for side, (start, center) in zip(SIDES, initial_maps(backbone), strict=True):
             head = heads[side] = nn.Linear(*start.shape)
             with torch.no_grad():
                 head.weight.copy_(start.mT)
@@ -130,11 +130,11 @@ class DNS(Method):
 
     @torch.no_grad()
     def before_step(self) -> None:
-        """Remove from each weight's gradient the part that changes scores of former pairs."""
+        """Remove from each weight's gradient the part that changes scores of previous pairs."""
         if not self._used:  # in the first step of a task: a resumed run has its buffers now
             for side in SIDES:
                 inputs, others = self.get_buffer(f"inputs_{side}"), self.get_buffer(f"others_{side}")
-                self._used[side] = span(others, 0.0), span(inputs, self.config.threshold)
+                self._used[side] = project_on(others, 0.0), project_on(inputs, self.config.threshold)
         for side, (of_others, of_inputs) in self._used.items():
             gradient = cast(nn.Linear, self.heads[side]).weight.grad
             if gradient is not None:
@@ -157,7 +157,7 @@ class DNS(Method):
         self.seen.copy_(total)
 
 
-def span(moment: Tensor, threshold: float) -> Tensor:
+def project_on(moment: Tensor, threshold: float) -> Tensor:
     """Return the projection U U' on the directions of a symmetric matrix (d, d) with singular values > `threshold`."""
     u, values, _ = torch.linalg.svd(moment)
     return (u * (values > threshold)) @ u.mT

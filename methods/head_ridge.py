@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Batch, Capabilities, Method, Task, l2_normalize
-from ctvr.methods.heads import caption_vectors, starts, video_vectors
+from ctvr.methods.heads import caption_vectors, initial_maps, video_vectors
 from ctvr.methods.layers.pooling import mean_pool
 from ctvr.methods.settings import require, setting
 
@@ -64,7 +64,7 @@ class HeadRidge(Method):
         super().__init__()
         self.config, self.backbone = config, backbone
         self.frozen_blocks = len(backbone.vision.blocks)
-        start, center = starts(backbone)[0]
+        start, center = initial_maps(backbone)[0]
         width, d = start.shape
         count = config.features or width
         self.register_buffer("random", torch.randn(width, config.features))

@@ -104,9 +104,8 @@ class VRLwF(Strategy):
 
     @classmethod
     def capabilities(cls, config: VRLwFConfig) -> Capabilities:
-        return replace(
-            super().capabilities(config), fits_vectors=False, has_epoch_state=True
-        )  # `_videos`, as in methods/lwf.py
+        # The state `_videos` is that of methods/lwf.py
+        return replace(super().capabilities(config), fits_vectors=False, has_epoch_state=True)
 
     @classmethod
     def compares(cls, config: VRLwFConfig) -> bool:

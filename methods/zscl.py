@@ -132,9 +132,8 @@ class ZSCL(Strategy):
 
     @classmethod
     def capabilities(cls, config: ZSCLConfig) -> Capabilities:
-        return replace(
-            super().capabilities(config), fits_vectors=False, has_epoch_state=True
-        )  # references and averages
+        # References and averages are state
+        return replace(super().capabilities(config), fits_vectors=False, has_epoch_state=True)
 
     def __init__(self, config: ZSCLConfig, base: Method) -> None:
         super().__init__(config, base)

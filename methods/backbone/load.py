@@ -22,7 +22,7 @@ from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.conv_stem import ConvStem
 from ctvr.methods.backbone.openclip_towers import EndMarked, WholeText, text_of, vision_of
 from ctvr.methods.backbone.umt_load import load_umt
-from ctvr.methods.backbone.vectors import Table, Vectors
+from ctvr.methods.backbone.vectors import CaptionTable, Vectors
 from ctvr.methods.backbone.weight_settings import WeightSettings, weight_settings
 from ctvr.methods.settings import SettingError
 from ctvr.methods.user_paths import expand_path
@@ -60,7 +60,9 @@ def load_backbone(
     """
     check_backbone(name, weights, sha256, vocabulary, chosen)
     if name == VECTORS:  # a placeholder of width 1, because no stream is given
-        return Vectors(1, Table(torch.zeros(1, 1), torch.arange(2)), lambda texts: torch.zeros(len(texts), 1).long())
+        return Vectors(
+            1, CaptionTable(torch.zeros(1, 1), torch.arange(2)), lambda texts: torch.zeros(len(texts), 1).long()
+        )
     if name in UMT:
         return _umt(name, weights, seed, sha256, vocabulary)
     if name in SHIPPED:

@@ -63,7 +63,7 @@ class VideoVectors(VisionTower, _Parts):
         nn.Module.__init__(self)
         self.width = self.embed_dim = width
         self.heads, self.num_tokens, self.entry, self.takes_features = 1, 1, 0, True
-        self.blocks = nn.ModuleList([identity_block(width)])
+        self.blocks = nn.ModuleList([scaling_block(width)])
         self.proj = nn.Parameter(torch.eye(width) / GAIN)
 
     def vectors(self, frames: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class VideoVectors(VisionTower, _Parts):
         return x @ self.proj
 
 
-class Table(nn.Module):
+class CaptionTable(nn.Module):
     """Vectors of all captions, a constant that copies of a tower share."""
 
     rows: Tensor
@@ -88,7 +88,7 @@ class Table(nn.Module):
         self.register_buffer("starts", starts, persistent=False)
         self.longest = int((starts[1:] - starts[:-1]).max()) if len(starts) > 1 else 1
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Table:
+    def __deepcopy__(self, memo: dict[int, Any]) -> CaptionTable:
         return self
 
     def forward(self, captions: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,12 +113,12 @@ class CaptionVectors(TextTower, _Parts):
 
     causal = False
 
-    def __init__(self, table: Table, width: int) -> None:
+    def __init__(self, table: CaptionTable, width: int) -> None:
         """Build the tower over `table`; `width` is m."""
         nn.Module.__init__(self)
         self.table = table
         self.width, self.heads, self.context_length = int(table.rows.shape[1]), 1, table.longest + 2
-        self.blocks = nn.ModuleList([identity_block(self.width)])
+        self.blocks = nn.ModuleList([scaling_block(self.width)])
         self.proj = nn.Parameter(torch.eye(self.width, width) / GAIN)
 
     def vectors(self, tokens: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ class Vectors(Clip):
     vision: VideoVectors
     text: CaptionVectors
 
-    def __init__(self, width: int, table: Table, tokenize: Callable[[list[str]], Tensor]) -> None:
+    def __init__(self, width: int, table: CaptionTable, tokenize: Callable[[list[str]], Tensor]) -> None:
         """Build the towers.
 
         Args:
@@ -201,7 +201,7 @@ class Vectors(Clip):
         self.embed_dim, self.image_size = width, 1
 
 
-def identity_block(width: int) -> Block:
+def scaling_block(width: int) -> Block:
     """Return a block that multiplies a single vector x (G, 1, D) by GAIN, without random weights."""
     one = torch.eye(width)
     attention = nn.MultiheadAttention(width, 1)

@@ -49,7 +49,7 @@ class HeadConfig(ScaleConfig):
         require(self, ">= 0", "lr", hint="Use 0 to keep the initial map.")
 
 
-class Map(nn.Module):
+class HeadMap(nn.Module):
     """(x - c) P + f(x) + b, with f = 0 and b = 0 at first; a subclass defines f."""
 
     start: Tensor
@@ -70,7 +70,7 @@ class Map(nn.Module):
         raise NotImplementedError
 
 
-class Fixed(Map):
+class FixedMap(HeadMap):
     """The initial map, which is not trained."""
 
     def __init__(self, start: Tensor, center: Tensor, config: HeadConfig) -> None:
@@ -81,7 +81,7 @@ class Fixed(Map):
         return x.new_zeros(())
 
 
-class Linear(Map):
+class Linear(HeadMap):
     def __init__(self, start: Tensor, center: Tensor, config: HeadConfig) -> None:
         super().__init__(start, center, config)
         self.weight = nn.Parameter(torch.zeros_like(start))
@@ -90,7 +90,7 @@ class Linear(Map):
         return x @ self.weight
 
 
-class LowRank(Map):
+class LowRank(HeadMap):
     def __init__(self, start: Tensor, center: Tensor, config: HeadLowRankConfig) -> None:
         super().__init__(start, center, config)
         d_in, d_out = start.shape
@@ -101,7 +101,7 @@ class LowRank(Map):
         return x @ self.down @ self.up
 
 
-class Mlp(Map):
+class Mlp(HeadMap):
     def __init__(self, start: Tensor, center: Tensor, config: HeadMlpConfig) -> None:
         super().__init__(start, center, config)
         d_in, d_out = start.shape
@@ -117,7 +117,7 @@ class Head(Method):
 
     Config = HeadConfig
     OPTIMIZER = {"optim.weight_decay": 0.0}
-    kind: type[Map]
+    kind: type[HeadMap]
     config: HeadConfig
 
     @classmethod
@@ -134,10 +134,10 @@ class Head(Method):
         self.config, self.backbone = config, backbone
         self.frozen_blocks = len(backbone.vision.blocks)
         set_scale(backbone, config)
-        sides: dict[Side, tuple[Tensor, Tensor]] = dict(zip(("queries", "videos"), starts(backbone), strict=True))
+        sides: dict[Side, tuple[Tensor, Tensor]] = dict(zip(("queries", "videos"), initial_maps(backbone), strict=True))
         self.maps = nn.ModuleDict(
             {
-                side: (self.kind if config.side in (side, "both") else Fixed)(*start, config)
+                side: (self.kind if config.side in (side, "both") else FixedMap)(*start, config)
                 for side, start in sides.items()
             }
         )
@@ -159,7 +159,7 @@ class Head(Method):
         bound_scale(self.backbone, self.config)
 
 
-def starts(backbone: Clip) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def initial_maps(backbone: Clip) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return the maps with which a head begins: P (d_in, d_out) and c (d_in,) of captions, then of videos."""
     text, eye = backbone.text, torch.eye(backbone.embed_dim)
     plain = eye, torch.zeros(len(eye))

@@ -169,9 +169,8 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         if not supervisor.is_child():
             raise
-        print(
-            printable(traceback_text(error), keep=LAYOUT), file=sys.__stderr__
-        )  # to the log, or with --verbose to the terminal
+        text = printable(traceback_text(error), keep=LAYOUT)
+        print(text, file=sys.__stderr__)  # to the log, or with --verbose to the terminal
         lines = (os_error_text(error) if isinstance(error, OSError) else str(error)).strip().splitlines()
         is_unavailable = _is_unavailable(error) or _is_full(error)
         named = lines[:1] if is_unavailable else [type(error).__name__, *lines[:1]]

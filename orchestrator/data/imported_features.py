@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ctvr.methods.backbone.clip import Clip
-from ctvr.methods.backbone.vectors import Table, Vectors
+from ctvr.methods.backbone.vectors import CaptionTable, Vectors
 from ctvr.methods.base import Method, l2_normalize
 from ctvr.methods.layers.feature_maps import ridge_map
 from ctvr.orchestrator.data.array_files import read_npz
@@ -154,7 +154,7 @@ def saved_vectors(weights: Mapping[str, Tensor], name: str) -> Vectors:
         next(value for key, value in weights.items() if f".{key}".endswith(f".{tower}.proj"))
         for tower in ("text", "vision")
     )
-    table = Table(torch.zeros(1, text.shape[0]), torch.arange(2))
+    table = CaptionTable(torch.zeros(1, text.shape[0]), torch.arange(2))
     return Vectors(video.shape[0], table, CaptionLookup([], name))
 
 
@@ -163,7 +163,7 @@ def first_videos(stream: Stream) -> Tensor:
     return torch.stack([torch.from_numpy(read_features(item.path)).mean(dim=0) for item in stream.tasks[0].train])
 
 
-def caption_features(path: Path) -> tuple[list[str], Table]:
+def caption_features(path: Path) -> tuple[list[str], CaptionTable]:
     """Read captions and the table of their vectors from a file that an import wrote.
 
     Raises:
@@ -178,7 +178,7 @@ def caption_features(path: Path) -> tuple[list[str], Table]:
             raise ValueError("its parts do not fit together")
     except (AssertionError, KeyError, ValueError) as error:
         raise ConfigError("does not hold vectors for each text", path, remedy="Import the stream again.") from error
-    return texts, Table(torch.from_numpy(rows), starts)
+    return texts, CaptionTable(torch.from_numpy(rows), starts)
 
 
 def refuse_unfrozen(name: str, method: Method, clip: Clip, stream: Stream) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from ctvr.orchestrator.console import format_duration, printable, say
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.migration.inputs import Queries, VectorSet, common_ids, read_queries, read_set
-from ctvr.orchestrator.migration.maps import FeatureMap
+from ctvr.orchestrator.migration.maps import FeatureMap, is_script
 from ctvr.orchestrator.migration.sample import (
     LEAST_QUERIES,
     LEAST_SAMPLE,
@@ -82,6 +82,9 @@ class MigrationConfig:
         if self.out is not None:
             if self.out.suffix != ".safetensors" or self.out.is_dir():
                 raise ConfigError("must be a file that ends in .safetensors", "--out", str(self.out), "Rename it.")
+            script = self.out.with_suffix(".py")
+            if script.exists() and not is_script(script):
+                raise ConfigError(f"would replace {script}", "--out", str(self.out), "Give another name.")
             if not self.out.parent.is_dir():
                 raise ConfigError(f"the folder {self.out.parent} does not exist", "--out", remedy="Create it.")
 

@@ -83,6 +83,12 @@ class FeatureMap:
         return publish(path.with_suffix(".py"), text.encode())
 
 
+def is_script(path: Path) -> bool:
+    """Return whether a file is a script of `FeatureMap.write`, which may be replaced."""
+    start = SCRIPT.partition(" {name}")[0].encode()
+    return path.is_file() and path.read_bytes()[: len(start)] == start
+
+
 def fit_maps(x: Tensor, y: Tensor) -> dict[str, FeatureMap]:
     """Fit a map of each kind to pairs of unit vectors x (N, d) and y (N, d')."""
     mean_x, mean_y = x.mean(dim=0), y.mean(dim=0)

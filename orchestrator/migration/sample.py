@@ -60,7 +60,7 @@ def split_ids(ids: list[str], asked: int | None, draw: np.random.Generator) -> t
     most = len(ids) // 2
     if asked is not None and asked > most:
         what = f"must be at most half of the {len(ids)} common items, the others of which are measured"
-        raise ConfigError(what, "--sample", asked, f"Write {most}.")
+        raise ConfigError(what, "--sample", asked, f"Use {most}.")
     chosen = np.zeros(len(ids), dtype=bool)
     chosen[draw.permutation(len(ids))[: min(asked or SAMPLE, most)]] = True
     return [k for k, c in zip(ids, chosen) if c], [k for k, c in zip(ids, chosen) if not c]

@@ -303,7 +303,7 @@ def read_plan(folder: Path, name: str) -> tuple[TrialPlan, dict[str, Any]]:
     """Read the plan that `write_plan` wrote. The places in one from elsewhere do not count (`require_given`).
 
     Raises:
-        ConfigError: if there is no sweep of that name, or its plan has a wrong value or is from another version.
+        ConfigError: for an unknown name, or a plan with a wrong value or of another version.
     """
     file = folder / "plan.json"
     if not os.path.lexists(file):
@@ -320,9 +320,8 @@ def read_plan(folder: Path, name: str) -> tuple[TrialPlan, dict[str, Any]]:
         if (named := kept.get(part, {}).get(key, name)) != name:
             raise wrong_value(f"is not the name of the folder, {name}", file, f"{part}.{key}", named)
     for key in ("root", *(each for each in OPTIONS if each in kept["plan"])):
-        if (
-            (place := kept["plan"].get(key)) and "://" not in place and not os.path.isabs(place)
-        ):  # `write_plan` gets absolute paths
+        place = kept["plan"].get(key)
+        if place and "://" not in place and not os.path.isabs(place):  # `write_plan` gets absolute paths
             raise wrong_value("is not an absolute path", file, f"plan.{key}", place)
     with naming_plan(file):
         written, parts = own_places(kept.pop("plan"), kept, folder)

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     kind.add_argument(
         "--core", action="store_true", help="the same: raylet, GCS, Train controller, MLflow server, memory"
     )
-    kind.add_argument("--commands", action="store_true", help="exports, imports, gc, sync, runs rm; then again")
+    kind.add_argument("--commands", action="store_true", help="exports, imports, gc, rebuild, runs rm; then again")
     parser.add_argument("--workers", type=int, default=1, help="of each trial of nested sweeps (%(default)s)")
     parser.add_argument("--cases", metavar="NAMES", help="of runs without Ray, with commas between (all)")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="tell this story alone, and keep its folder")

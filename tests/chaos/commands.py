@@ -35,7 +35,7 @@ COMMANDS = {
     "import features": "streams import features table=features/table.csv features=features/features.npz "
     "text=features/text_features.npy --name vectors",
     "gc": "cache gc --yes --older-than 1",
-    "sync": "sync",
+    "rebuild": "rebuild",  # after mlflow.db was lost
     "runs rm": "runs rm {run} --commits",
     "publish": "export hf {home}/out --model {run} --license mit",
 }
@@ -75,21 +75,26 @@ class Commands:
             os.utime(path, (time.time() - AGE,) * 2)
         self.unbroken: dict[str, Unbroken] = {}
         for name in COMMANDS:
-            home = folder / "unbroken"
-            shutil.copytree(self.base, home)
+            home = self._copied(name, folder / "unbroken")
             start = time.monotonic()
             status, text = self._finish(home, self.words(name, home))
             if status:
                 raise OSError(f"{name}: status {status}: {text}")
-            self.unbroken[name] = Unbroken(time.monotonic() - start, state(home))
+            self.unbroken[name] = Unbroken(time.monotonic() - start, state(home, name))
             shutil.rmtree(home)
+
+    def _copied(self, name: str, home: Path) -> Path:
+        shutil.copytree(self.base, home)
+        if name == "rebuild":
+            (home / "mlflow.db").unlink()
+        return home
 
     def words(self, name: str, home: Path) -> list[str]:
         return [word.format(home=home, run=self.run) for word in COMMANDS[name].split()]
 
     def story(self, name: str, share: float, home: Path) -> tuple[bool, list[str]]:
         """Kill a command at a share of its time; return whether it hit, and the differences after a repetition."""
-        shutil.copytree(self.base, home)
+        self._copied(name, home)
         process = self._start(home, self.words(name, home))
         with suppress(subprocess.TimeoutExpired):
             process.wait(share * self.unbroken[name].seconds)
@@ -102,7 +107,7 @@ class Commands:
         status, text = self._finish(home, self.words(name, home))
         if not is_hit:
             return False, []
-        expected, found = self.unbroken[name].state, state(home)
+        expected, found = self.unbroken[name].state, state(home, name)
         if status and expected != found:  # equal: it was killed after its last step, and there is nothing to repeat
             return True, [f"the repeated command has status {status}: {text}"]
         keys = sorted(key for key in {*expected, *found} if expected.get(key) != found.get(key))
@@ -122,16 +127,19 @@ class Commands:
         return process.returncode, (text.strip().splitlines() or [""])[-1][:200]
 
 
-def state(home: Path) -> dict[str, str]:
-    """Return the digest of every file that a command leaves, and MLflow's points, without times and caches."""
+def state(home: Path, name: str) -> dict[str, str]:
+    """Return the digest of every file that a command leaves, and MLflow's points, without times and caches.
+
+    A rebuilt run has another id, so of its artifacts nothing is compared.
+    """
     found = {}
-    for part in ("store", "streams", "out", "artifacts"):
+    for part in ("store", "streams", "out", *(["artifacts"] if name != "rebuild" else [])):
         for path in sorted((home / part).rglob("*")):
-            name = path.relative_to(home).as_posix()
-            if path.is_file() and not name.startswith(("store/.tmp", "store/uses", "store/reads")):
+            key = path.relative_to(home).as_posix()
+            if path.is_file() and not key.startswith(("store/.tmp", "store/uses", "store/reads")):
                 text = path.read_bytes().replace(str(home).strip("/").encode(), b"HOME")
                 is_listed = path.suffix in (".json", ".csv") or part == "streams"
-                found[name] = str(hash(text)) if is_listed else digest_file(path)
+                found[key] = str(hash(text)) if is_listed else digest_file(path)
     with closing(sqlite3.connect(home / "mlflow.db")) as database:
         for row in database.execute(
             "select r.name, m.key, m.value, m.step, r.lifecycle_stage from latest_metrics m "

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from ctvr.methods.backbone.vectors import Table
+from ctvr.methods.backbone.vectors import CaptionTable
 from ctvr.methods.base import l2_normalize
-from ctvr.methods.dns import DNS, DNSConfig, span
+from ctvr.methods.dns import DNS, DNSConfig, project_on
 from tests.methods.conftest import make_task
 from tests.methods.vectors import batch, drawn, towers
 
@@ -30,29 +30,29 @@ def step(method, pairs, lr=1e-2):
     return float(loss.detach())
 
 
-def test_span_projects_on_the_directions_above_the_threshold():
+def test_it_projects_on_the_directions_above_the_threshold():
     u = torch.linalg.qr(torch.randn(4, 4))[0]
-    found = span(u @ torch.diag(torch.tensor([1.0, 0.5, 0.05, 0.0])) @ u.mT, 0.1)
+    found = project_on(u @ torch.diag(torch.tensor([1.0, 0.5, 0.05, 0.0])) @ u.mT, 0.1)
     torch.testing.assert_close(found, u[:, :2] @ u[:, :2].mT, rtol=0, atol=1e-5)
 
 
 def test_the_first_task_is_free_and_later_steps_keep_scores_of_former_pairs():
     frames, table = drawn()
     method, plain = (made(table, threshold=0.0, similarity="dot", temperature=1.0) for _ in range(2))
-    former = batch(frames, range(6), 0)  # six pairs span half of the videos' twelve directions
+    previous = batch(frames, range(6), 0)  # half of the videos' twelve directions
     for each in (method, plain):
         each.begin_task(make_task(0))
-        step(each, former)
+        step(each, previous)
     assert all(torch.equal(a, b) for a, b in zip(method.parameters(), plain.parameters(), strict=True))
-    method.end_task(make_task(0), [former])
+    method.end_task(make_task(0), [previous])
     for each in (method, plain):
         each.begin_task(make_task(1))
 
     def scores(each):
         with torch.no_grad():
             weights = [each.heads[side].weight for side in ("text", "video")]
-            x = l2_normalize(each.backbone.text.vectors(former.tokens)) @ weights[0].mT
-            return x @ (l2_normalize(former.frames[:, :, 0].mean(dim=1)) @ weights[1].mT).mT
+            x = l2_normalize(each.backbone.text.vectors(previous.tokens)) @ weights[0].mT
+            return x @ (l2_normalize(previous.frames[:, :, 0].mean(dim=1)) @ weights[1].mT).mT
 
     before = scores(method), scores(plain)
     for each in (method, plain):
@@ -75,7 +75,7 @@ def test_two_tasks_equal_the_released_code(threshold, compared):
     """Losses and weights of two tasks of three steps of SGD on one width."""
     file = np.load(FIXTURE)
     frames, texts = torch.from_numpy(file["frames"]), torch.from_numpy(file["texts"])
-    method = made(Table(texts, torch.arange(len(texts) + 1)), threshold=threshold, **RELEASED)
+    method = made(CaptionTable(texts, torch.arange(len(texts) + 1)), threshold=threshold, **RELEASED)
     losses = []
     for task, rows in enumerate((range(12), range(12, 24))):
         method.begin_task(make_task(task))

@@ -18,7 +18,6 @@ REFUSED = {
     "camoe", "prompt", "tempme", "dgl", "mv_adapter", "plevu", "umt", "vop", "clip_vip", "lpi", "vr_lwf", "zscl",
     "tome", "evit", "sta", "diffrate", "testa", "dgl_transformer", "umt4clip", "vop_fc", "tvr_plus_cl",
 }  # fmt: skip
-UNTRAINED = {"zero_shot", "head_ridge"}  # without gradients
 NAMES = [*METHODS, *CONFIGURATIONS]
 LEARNS = [name for name in NAMES if name not in REFUSED and name != "zero_shot"]
 STRATEGIES = {  # settings under which each is the retriever that it wraps

@@ -67,7 +67,7 @@ ELSEWHERE: dict[str, str] = {
     "clip4clip.sim_layers": "layers/test_sequence_headers.py::test_the_transformer_is_a_copy_of_the_text_tower",
     "clip4clip.sim_eps": "layers/test_sequence_headers.py::test_the_copied_layer_norms_have_the_eps_that_is_asked_for",
     # features of noise are nearly parallel, so every threshold leaves one direction
-    "dns.threshold": "test_dns.py::test_span_projects_on_the_directions_above_the_threshold",
+    "dns.threshold": "test_dns.py::test_it_projects_on_the_directions_above_the_threshold",
     # a video must have as many frames as the schedule is made for
     "*.tempme.num_frames": "layers/reduction/test_reducers.py::test_a_schedule_that_does_not_fit_the_tower_is_refused",
     "dgl.num_frames": "test_dgl.py::test_each_frame_has_prompts_of_its_own_where_a_transformer_makes_them",

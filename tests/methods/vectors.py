@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ctvr.methods.backbone.vectors import Table, Vectors
+from ctvr.methods.backbone.vectors import CaptionTable, Vectors
 from ctvr.methods.base import Batch
 
 WIDTH, TEXT, PAIRS, FRAMES = 12, 20, 40, 3
 
 
-def drawn(seed: int = 0, text: int = TEXT, several: int = 1) -> tuple[Tensor, Table]:
+def drawn(seed: int = 0, text: int = TEXT, several: int = 1) -> tuple[Tensor, CaptionTable]:
     """Draw frames (PAIRS, FRAMES, 1, WIDTH) and a table of as many captions of `several` vectors (., text)."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -23,10 +23,10 @@ def drawn(seed: int = 0, text: int = TEXT, several: int = 1) -> tuple[Tensor, Ta
     topic = normal(PAIRS, 6)
     frames = (topic @ normal(6, WIDTH))[:, None] + 0.3 * normal(PAIRS, FRAMES, WIDTH)
     rows = (topic @ normal(6, text))[:, None] + 0.3 * normal(PAIRS, several, text)
-    return frames[:, :, None], Table(rows.flatten(0, 1), torch.arange(PAIRS + 1) * several)
+    return frames[:, :, None], CaptionTable(rows.flatten(0, 1), torch.arange(PAIRS + 1) * several)
 
 
-def towers(table: Table, seed: int = 0) -> Vectors:
+def towers(table: CaptionTable, seed: int = 0) -> Vectors:
     """Build towers whose captions start with a drawn map where they have another width than the videos."""
     made = Vectors(WIDTH, table, lambda texts: torch.zeros(len(texts), 1, dtype=torch.int64))
     text = made.text.width
@@ -44,7 +44,7 @@ def batch(frames: Tensor, rows: Sequence[int], task: int) -> Batch:
 
 
 class Pairs:
-    """Reader of former pairs for a method that replays them."""
+    """Reader of previous pairs for a method that replays them."""
 
     def __init__(self, frames: Tensor) -> None:
         self.frames = frames

@@ -32,6 +32,7 @@ from ctvr.methods.backbone.umt_load import make_umt
 from ctvr.methods.base import Method
 from ctvr.orchestrator.data.device import peak_memory_mb, reset_peak_memory
 from ctvr.orchestrator.learning.evaluation.evaluate import encode_for_task
+from ctvr.orchestrator.learning.evaluation.multiplications import Multiplications
 
 TokenLog = Sequence[tuple[int, int, int]]
 
@@ -84,8 +85,6 @@ def video_cost(method: Method, frames: Tensor) -> VideoCost:
     training = method.training
     counter: Any = nullcontext()
     if tower is None:
-        from ctvr.orchestrator.learning.evaluation.multiplications import Multiplications  # a second to import
-
         counter = Multiplications()
     method.eval()
     with record_tokens() as states, counter:
@@ -135,7 +134,6 @@ def query_cost(method: Method, tokens: Tensor, tasks: int) -> dict[str, float]:
         `cost/query_gmacs`: multiply-adds of all passes in 10^9, as torch counts matrix products. Those inside a
         fused attention kernel (3 % for a text of 77 tokens) count only where torch supports the kernel, on a GPU.
     """
-    from ctvr.orchestrator.learning.evaluation.multiplications import Multiplications  # a second to import
 
     passes, kept = text_passes(method, tasks), dict[int, Any]()
     training = method.training

@@ -139,8 +139,7 @@ def _vectors(experiment: Experiment, stream: Stream) -> Vectors:
     """Build the towers over a stream's features of videos and captions.
 
     Raises:
-        ConfigError: for another backbone, or a method that trains no captions if they have another width than the
-            videos.
+        ConfigError: for another backbone, or a method that learns nothing if captions and videos differ in width.
     """
     config = experiment.backbone
     if config.name != VECTORS:
@@ -151,10 +150,11 @@ def _vectors(experiment: Experiment, stream: Stream) -> Vectors:
         )
     towers = load_vectors(stream, experiment.data.center)
     text, video = towers.text.width, towers.vision.width
-    if text != video and experiment.capabilities.text_is_frozen:
+    has_parameters = find_method(experiment.run.method).param_groups is not Method.param_groups
+    if text != video and not (has_parameters or experiment.capabilities.learns_in_end_task):
         raise ConfigError(
-            f"{experiment.name} does not train the text tower, but in stream {stream.name} captions have width {text} "
-            f"and videos {video}",
+            f"{experiment.name} learns nothing, but in stream {stream.name} captions have width {text} and videos "
+            f"{video}",
             "method",
             remedy=HEADS,
         )

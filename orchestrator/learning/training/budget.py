@@ -33,6 +33,7 @@ from ctvr.methods.layers.frozen import copied
 from ctvr.methods.layers.gather import world_size
 from ctvr.methods.layers.replay.buffer import ReplayBuffer
 from ctvr.orchestrator.data.batches import StreamData
+from ctvr.orchestrator.learning.evaluation.multiplications import Multiplications
 from ctvr.orchestrator.learning.evaluation.protocols import protocol_of
 from ctvr.orchestrator.learning.record.run_state import RunState
 from ctvr.orchestrator.learning.training.unique_videos import Losses
@@ -139,7 +140,6 @@ def _replay_bytes(method: Method, data: StreamData) -> int:
 
 def _step_gmacs(method: Method, batch: Batch) -> float:
     """Return the multiply-adds (10^9) of one training step. It runs on a copy; method and RNG state do not change."""
-    from ctvr.orchestrator.learning.evaluation.multiplications import Multiplications  # a second to import
 
     trial = copied(method).train()  # the trained weights are those of the last task
     losses = Losses(trial)

@@ -99,6 +99,11 @@ def test_a_run_learns_and_repeats(root, name, method):
     assert first.metrics[-1]["stream/t2v/r1"] == measured(root, name, method=method).metrics[-1]["stream/t2v/r1"]
 
 
+@pytest.mark.parametrize("settings", [{"method.side": "videos"}, {"optim.epochs": 0}])
+def test_a_head_of_videos_and_an_untrained_head_start_from_the_map(root, settings):
+    assert measured(root, method="head_linear", **settings).done == 2
+
+
 def test_what_cannot_learn_on_them_is_refused_with_a_head(root):
     for method in ("zero_shot", "prompt"):
         with refuses(method, "head_linear", where="method"):

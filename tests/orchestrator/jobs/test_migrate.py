@@ -1,4 +1,4 @@
-"""`ctvr migrate`: what each way of going over to another embedder finds on items that no map was fitted to."""
+"""`ctvr migrate`: what each way to switch embedders finds on items that no map was fitted to."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -200,6 +200,17 @@ def test_an_option_out_of_range_is_refused_and_nothing_is_written(tmp_path, monk
     with refuses(where=where, remedy=True):
         migrate(*names, replace(MigrationConfig(), **changed))
     assert {path.name for path in tmp_path.iterdir()} == {"a.npz", "b.npz"}
+
+
+def test_a_script_of_the_user_is_not_replaced(tmp_path):
+    names = write_sets(tmp_path, make_pair(0, 120))
+    (tmp_path / "model.py").write_text("mine = 1\n")
+    with refuses("model.py", where="--out"):
+        migrate(*names, MigrationConfig(out=tmp_path / "model.safetensors", runs=tmp_path))
+    assert (tmp_path / "model.py").read_text() == "mine = 1\n"
+    (tmp_path / "model.py").unlink()
+    for _ in range(2):  # our own script is replaced
+        migrate(*names, MigrationConfig(out=tmp_path / "model.safetensors", runs=tmp_path))
 
 
 def test_too_few_queries_are_refused(tmp_path):
