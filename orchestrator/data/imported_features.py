@@ -40,17 +40,23 @@ def frame_source(
     stream: Stream, store: Store, config: DataConfig, image_size: int, resize: tuple[str, str] = DEFAULT_RESIZE
 ) -> FrameSource:
     """Return the source of a stream's items: decoded frames, arrays of features, or arrays of images."""
-    if config.center and not stream.text_features:
-        raise ConfigError(
-            f"requires features of captions, which stream {stream.name} lacks",
-            "data.center",
-            write=("data.center=false",),
-        )
+    check_center(config, bool(stream.text_features), stream.name)
     if stream.domain == "images":
         return ImageSource(stream, store, config)
     if stream.has_features:
         return FeatureSource(stream, store, config)
     return FrameSource(store, config, image_size, resize)
+
+
+def check_center(config: DataConfig, has_texts: bool, stream: str) -> None:
+    """Refuse `data.center` for a stream without features of captions.
+
+    Raises:
+        ConfigError: if it is set.
+    """
+    if config.center and not has_texts:
+        fault = f"requires features of captions, which stream {stream} lacks"
+        raise ConfigError(fault, "data.center", write=("data.center=false",))
 
 
 class FeatureSource(ArraySource):

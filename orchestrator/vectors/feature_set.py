@@ -143,7 +143,7 @@ def check_features(folder: Path, name: str, place: Path) -> Comparison:
         raise ConfigError(
             "was imported without a card and canaries",
             f"stream {name}",
-            remedy=f"Add {CARD} and {CANARIES} and import.",
+            remedy=f"Add {CARD} and {CANARIES} and import again.",
         )
     card = place / CARD if place.is_dir() else place
     given = _read(card, card.parent / CANARIES, permit_infinite=True)

@@ -23,18 +23,18 @@ from ctvr.methods.images.resnet import RESNETS, ResNet18
 from ctvr.methods.settings import SettingError
 from ctvr.orchestrator.config import setting_error
 from ctvr.orchestrator.data.batches import seed_of, tasks_of
-from ctvr.orchestrator.data.imported_features import attach_features, load_vectors, refuse_unfrozen, saved_vectors
+from ctvr.orchestrator.data.imported_features import attach_features, refuse_unfrozen, saved_vectors
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.evaluation.protocols import protocol_of
 from ctvr.orchestrator.learning.evaluation.stored_galleries import repeat_tasks
 from ctvr.orchestrator.learning.record.commits import Commits
 from ctvr.orchestrator.learning.record.method_state import WEIGHT_SETTINGS, PretrainedSnapshot, load_state, read_model
 from ctvr.orchestrator.learning.run.upgrade import TwoTokenizers, make_upgraded, new_experiment
+from ctvr.orchestrator.learning.run.vector_towers import check_method, check_settings, make_vectors
 from ctvr.orchestrator.settings.experiment import BackboneConfig, Experiment
 from ctvr.orchestrator.settings.resolve import check_domain, named_in, resolve
 from ctvr.orchestrator.streams.stream import Stream
 
-HEADS = "Use head_linear, head_low_rank, head_mlp or head_ridge, or a strategy around one."
 REMEMBERED = 10_000  # texts whose tokens are kept while a model with two backbones is queried
 
 
@@ -53,10 +53,11 @@ def check_backbone(experiment: Experiment) -> None:
     """Refuse an unknown backbone, tag or weights file of a run on videos, before videos are rendered or decoded.
 
     Raises:
-        ConfigError: if one of them is unknown.
+        ConfigError: if one of them is unknown, or is for imported features only.
     """
     if find_method(experiment.run.method).domain == "images":
         return
+    check_settings(experiment)
     towers = {"backbone": experiment.backbone}
     towers |= {"upgrade": experiment.upgrade.tower} if experiment.upgrade.task else {}
     for group, config in towers.items():
@@ -99,7 +100,7 @@ def load_tower(
                     )
     if find_method(experiment.run.method).domain != "images":
         if stream is not None and stream.has_features and stream.text_features:
-            return _vectors(experiment, stream)
+            return make_vectors(experiment, stream)
         if stream is not None and config.name == VECTORS:
             raise ConfigError(
                 f"requires features of captions, which stream {stream.name} lacks",
@@ -135,32 +136,6 @@ def load_tower(
         return ResNet18(RESNETS[config.name])
 
 
-def _vectors(experiment: Experiment, stream: Stream) -> Vectors:
-    """Build the towers over a stream's features of videos and captions.
-
-    Raises:
-        ConfigError: for another backbone, or a method that learns nothing if captions and videos differ in width.
-    """
-    config = experiment.backbone
-    if config.name != VECTORS:
-        raise ConfigError(
-            f"is not used: stream {stream.name} has features of its videos and captions",
-            f"backbone.name={config.name}",
-            remedy="Leave it out; if the stream sets it, import the stream again.",
-        )
-    towers = load_vectors(stream, experiment.data.center)
-    text, video = towers.text.width, towers.vision.width
-    has_parameters = find_method(experiment.run.method).param_groups is not Method.param_groups
-    if text != video and not (has_parameters or experiment.capabilities.learns_in_end_task):
-        raise ConfigError(
-            f"{experiment.name} learns nothing, but in stream {stream.name} captions have width {text} and videos "
-            f"{video}",
-            "method",
-            remedy=HEADS,
-        )
-    return towers
-
-
 def load_backbone(experiment: Experiment, stream: Stream, device: torch.device) -> Clip | ResNet18:
     """Load the backbone of a run, with compiled blocks if requested.
 
@@ -191,9 +166,7 @@ def make_method(experiment: Experiment, backbone: Clip | ResNet18, stream: Strea
             f"{experiment.name} needs CLIP's towers, but {backbone.name} has UMT's", "method", remedy="Use umt."
         )
     if isinstance(backbone, Vectors):
-        if not known.fits_vectors:
-            fault = f"{experiment.name} works inside CLIP's towers, but the stream has features of videos and captions"
-            raise ConfigError(fault, "method", remedy=HEADS)
+        check_method(experiment)
     elif not backbone.vision.is_plain and not known.backbone_agnostic:
         others = ", ".join(name for name in METHODS if _is_backbone_agnostic(find_method(name)))
         raise ConfigError(

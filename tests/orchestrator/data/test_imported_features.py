@@ -7,6 +7,7 @@ import torch
 
 from ctvr.methods.base import l2_normalize
 from ctvr.methods.layers.feature_maps import ridge_map
+from ctvr.orchestrator.cli.main import main
 from ctvr.orchestrator.data.batches import tasks_of
 from ctvr.orchestrator.data.imported_features import START_NOISE, frame_source, load_vectors
 from ctvr.orchestrator.importers.features import import_features
@@ -15,7 +16,7 @@ from ctvr.orchestrator.learning.run.execute import RunPaths, execute
 from ctvr.orchestrator.learning.run.factory import load_trained, make_method
 from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.streams.load import load_stream
-from tests.refusing import refuses
+from tests.refusing import missing_from, refuses
 
 VIDEOS, WIDTH, TEXT = 24, 6, 10
 
@@ -110,6 +111,15 @@ def test_what_cannot_learn_on_them_is_refused_with_a_head(root):
             measured(root, method=method)
     with refuses("tiny-clip", "one"):
         measured(root, method="head_linear", **{"backbone.name": "tiny-clip", "backbone.weights": "shipped"})
+
+
+def test_what_only_features_have_is_refused_before_a_video_is_rendered(root, tmp_path, capsys):
+    runs = ["--runs", str(tmp_path)]
+    assert main(["run", "head_linear", "shapes-5", "data.center=true", *runs]) == 2
+    assert not missing_from(capsys.readouterr().err, "data.center", "shapes-5")
+    assert not list(tmp_path.glob("shapes-*"))
+    assert main(["run", "head_linear", "one", "backbone.name=ViT-B-32", "--runs", str(root / "runs")]) == 2
+    assert not missing_from(capsys.readouterr().err, "ViT-B-32", "one", "not used")
 
 
 def test_a_damaged_file_of_captions_is_one_line(root, tmp_path):

@@ -1,0 +1,60 @@
+"""Towers of a run on imported features of videos and captions, and the checks that its method and settings fit them."""
+
+from __future__ import annotations
+
+from ctvr.methods import find_method
+from ctvr.methods.backbone.architectures import IMPORTED, VECTORS
+from ctvr.methods.backbone.vectors import Vectors
+from ctvr.methods.base import Method
+from ctvr.orchestrator.data.imported_features import check_center, load_vectors
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.settings.experiment import Experiment
+from ctvr.orchestrator.streams.stream import Stream
+
+USE_HEADS = "Use head_linear, head_low_rank, head_mlp or head_ridge, or a strategy around one."
+
+
+def check_settings(experiment: Experiment) -> None:
+    """Check the settings that depend on whether the captions of a stream have features, without the stream.
+
+    Raises:
+        ConfigError: for a backbone next to imported features, or `data.center` without them.
+    """
+    config, stream = experiment.backbone, experiment.run.stream
+    if config.weights == IMPORTED and config.name != VECTORS:  # the stream gives both
+        raise _unused_backbone(config.name, stream)
+    check_center(experiment.data, config.name == VECTORS, stream)
+
+
+def check_method(experiment: Experiment) -> None:
+    """Check that a method works on towers over vectors.
+
+    Raises:
+        ConfigError: if it works inside CLIP's towers.
+    """
+    if not experiment.capabilities.fits_vectors:
+        fault = f"{experiment.name} works inside CLIP's towers, but the stream has features of videos and captions"
+        raise ConfigError(fault, "method", remedy=USE_HEADS)
+
+
+def make_vectors(experiment: Experiment, stream: Stream) -> Vectors:
+    """Build the towers over a stream's features of videos and captions.
+
+    Raises:
+        ConfigError: for another backbone, or a method that learns nothing if captions and videos differ in width.
+    """
+    if experiment.backbone.name != VECTORS:
+        raise _unused_backbone(experiment.backbone.name, stream.name)
+    towers = load_vectors(stream, experiment.data.center)
+    text, video = towers.text.width, towers.vision.width
+    has_parameters = find_method(experiment.run.method).param_groups is not Method.param_groups
+    if text != video and not (has_parameters or experiment.capabilities.learns_in_end_task):
+        fault = f"{experiment.name} learns nothing, but in stream {stream.name} captions have width {text}"
+        raise ConfigError(f"{fault} and videos {video}", "method", remedy=USE_HEADS)
+    return towers
+
+
+def _unused_backbone(backbone: str, stream: str) -> ConfigError:
+    fault = f"is not used: stream {stream} has features of its videos and captions"
+    remedy = "Leave it out; if the stream sets it, import the stream again."
+    return ConfigError(fault, f"backbone.name={backbone}", remedy=remedy)
