@@ -94,9 +94,10 @@ class DNS(Method):
         self.heads = nn.ModuleDict(heads)
         self.register_buffer("seen", torch.tensor(0))
         self._used: dict[str, tuple[Tensor, Tensor]] = {}  # P' and P of each side, in the current task
+        self._is_free = True  # the first task has no previous pairs
 
     def begin_task(self, task: Task) -> None:
-        self._used = {}
+        self._used, self._is_free = {}, task.index == 0
 
     def param_groups(self) -> list[ParamGroup]:
         return [ParamGroup(name="heads", params=list(self.heads.parameters()), lr=self.config.lr)]
@@ -131,6 +132,8 @@ class DNS(Method):
     @torch.no_grad()
     def before_step(self) -> None:
         """Remove from each weight's gradient the part that changes scores of previous pairs."""
+        if self._is_free:
+            return
         if not self._used:  # in the first step of a task: a resumed run has its buffers now
             for side in SIDES:
                 inputs, others = self.get_buffer(f"inputs_{side}"), self.get_buffer(f"others_{side}")
