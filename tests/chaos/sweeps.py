@@ -45,6 +45,7 @@ SETTINGS = (
     *("method.train_scale=true", "method.frame_norm=none"),
 )
 FREE = 0.45  # share of the machine's memory that may be taken before Ray ends workers: two workers need a third
+REFUSED = "connection refused. Start the server"  # a sweep that starts without its server
 AWAY = (1.0, 15.0)  # seconds that the MLflow server stays down
 
 
@@ -134,6 +135,7 @@ class Sweeps:
         for kill in kills:
             wait_for(partial(self._has_ended_or_reached, watch, max(kill.commits, least)))
             time.sleep(kill.seconds)
+            self._follow_remedy(number)
             if self.sweep.poll() is not None:
                 break
             if self._kill(kill, self.sweep):
@@ -147,6 +149,8 @@ class Sweeps:
                     self.server.await_answer()
                     self.sweep = self._start(number, resume=True)
         wait_for(partial(self._has_ended_or_reached, watch, TRIALS * TASKS))
+        if self._follow_remedy(number):
+            wait_for(partial(self._has_ended_or_reached, watch, TRIALS * TASKS))
         outcome.seconds = time.monotonic() - started
         watch.stop()
         self.server.start()
@@ -154,6 +158,16 @@ class Sweeps:
         outcome.recovery = [seconds for moment in died if (seconds := watch.recovery(moment)) is not None]
         outcome.wrong = [*watch.wrong, *self._check(number, self.sweep.returncode, outcome.kills)]
         return outcome
+
+    def _follow_remedy(self, number: int) -> bool:
+        """Resume a sweep that could not start while the server was down, as its last line says; tell whether it was."""
+        assert self.sweep is not None
+        if self.sweep.poll() != 2 or REFUSED not in (self._runs(number) / "log").read_text(errors="replace")[-500:]:
+            return False
+        self.server.start()
+        self.server.await_answer()
+        self.sweep = self._start(number, resume=True)
+        return True
 
     def close(self) -> None:
         """End all processes."""
