@@ -43,6 +43,8 @@ class Capabilities:
     text_is_frozen: bool = False  # `encode_text` depends on the caption only, in every task
     several_text_vectors: bool = False  # a caption's feature is several vectors, such as those of its words
     compensates_age: bool = False  # encodes a caption otherwise for videos that an older model has stored
+    # Videos
+    videos_are_frozen: bool = False  # `encode_video` depends on the video only, in every task
     # Evaluation
     reencodes_gallery: bool = False  # encodes former tasks' videos again: breaks the protocol on purpose
     is_transductive: bool = False  # the ranks of a query depend on other queries; tables mark it

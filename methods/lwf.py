@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.distillation import EncodedOnce, frozen_start, symmetric_distillation
 from ctvr.methods.layers.replay.cache import VideoFeatureCache
-from ctvr.methods.settings import require, setting
+from ctvr.methods.settings import SettingError, require, setting
 
 ORIGINAL = Recipe(
     "Thunderbeee/ZSCL@b96e714",
@@ -92,6 +92,14 @@ class LwF(Strategy):
     def capabilities(cls, config: LwFConfig) -> Capabilities:
         # `_taught`: another batch of the same videos rounds them differently on some processors
         return Capabilities(backbone_agnostic=True, uses_all_parameters=True, has_epoch_state=True)
+
+    @classmethod
+    def check_base(cls, config: LwFConfig, base: type[Method], base_config: Any) -> None:
+        super().check_base(config, base, base_config)
+        if config.weight and config.student == "video" and base.capabilities(base_config).videos_are_frozen:
+            raise SettingError(
+                "<student>=video distils features of videos, which the retriever never changes", "Use <student>=each."
+            )
 
     @classmethod
     def compares(cls, config: LwFConfig) -> bool:

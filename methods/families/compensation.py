@@ -111,7 +111,13 @@ class QueryCompensation(Strategy):
     @classmethod
     def check_base(cls, config: Any, base: type[Method], base_config: Any) -> None:
         super().check_base(config, base, base_config)
-        if base.capabilities(base_config).several_text_vectors:
+        known = base.capabilities(base_config)
+        if known.videos_are_frozen:
+            raise SettingError(
+                "the strategy adapts captions to an older index, but the retriever never changes a stored video",
+                "Use base.side=both.",
+            )
+        if known.several_text_vectors:
             raise SettingError(
                 "the strategy maps the one vector of a caption, but the retriever has several", write="<base>=clip4clip"
             )

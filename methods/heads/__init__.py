@@ -127,6 +127,7 @@ class Head(Method):
             uses_all_parameters=True,
             accumulation="features",
             text_is_frozen=config.side == "videos",
+            videos_are_frozen=config.side == "queries",
         )
 
     def __init__(self, config: HeadConfig, backbone: Clip) -> None:

@@ -101,10 +101,12 @@ def _close(found: Tensor, expected: Tensor, what: str) -> None:
 def check_frozen(subject: Subject) -> None:
     """Check that blocks and a text tower declared as frozen compute what the pre-trained ones do, in every task."""
     method = subject.make()
-    if not (method.frozen_blocks or method.declared.text_is_frozen):
+    if not (method.frozen_blocks or method.declared.text_is_frozen or method.declared.videos_are_frozen):
         return
     pretrained, tokens = make_small_clip(subject.layers).vision, make_batch(5, FRAMES, seed=3).tokens
+    clips = make_batch(3, FRAMES, seed=3).frames
     first = method.encode_text(tokens, 0) if method.declared.text_is_frozen else None
+    stored = method.encode_video(clips) if method.declared.videos_are_frozen else None
     for index in range(2):
         learn(method, index)
         towers = [module.vision for module in method.modules() if isinstance(module, Clip)]  # a task may replace them
@@ -118,6 +120,8 @@ def check_frozen(subject: Subject) -> None:
                 )
         if first is not None and not torch.equal(method.encode_text(tokens, index), first):
             raise ContractViolation(f"text_is_frozen = True, but task {index + 1} changes the features of a caption")
+        if stored is not None and not torch.equal(method.encode_video(clips), stored):
+            raise ContractViolation(f"videos_are_frozen = True, but task {index + 1} changes the features of a video")
 
 
 def check_resume(subject: Subject) -> None:

@@ -1,15 +1,20 @@
 import copy
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from ctvr.methods.clip4clip import Clip4Clip
+from ctvr.methods.heads import HeadLinear
 from ctvr.methods.layers.losses.distillation import EncodedOnce, symmetric_distillation
 from ctvr.methods.lwf import LwF, LwFConfig
+from ctvr.methods.settings import SettingError
 from ctvr.methods.xpool import XPool, XPoolConfig
 from tests.methods.conftest import make_batch, make_task, maker
 from tests.methods.steps import distilled_by_hand, gradient_of, moved, train_stream, train_task, weights
+from tests.refusing import refused
 
 KINDS = ["video", "each", "pair"]
 
@@ -111,3 +116,12 @@ def test_the_teacher_of_every_task_is_the_student_of_the_former_one(make):
         method.begin_task(make_task(index))
         assert torch.equal(weights(method.teacher.module), former)
         moved(method)
+
+
+def test_videos_that_never_change_are_not_distilled():
+    head = HeadLinear.Config()
+    call = partial(LwF.check_base, LwFConfig(), HeadLinear, head)
+    refused(call, kind=SettingError, settings=["student"])
+    LwF.check_base(LwFConfig(student="each"), HeadLinear, head)
+    LwF.check_base(LwFConfig(weight=0), HeadLinear, head)
+    LwF.check_base(LwFConfig(), HeadLinear, replace(head, side="both"))

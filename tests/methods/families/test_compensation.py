@@ -128,6 +128,12 @@ def test_maps_are_fitted_to_unit_features_and_applied_newest_first():
     torch.testing.assert_close(method.encode_text(numbers, 0), two * length)
 
 
+def test_a_retriever_whose_stored_videos_never_age_has_nothing_to_adapt_to():
+    head = find_method("head_linear")
+    Chain.check_base(None, head, head.Config(side="both"))
+    refused(lambda: Chain.check_base(None, head, head.Config()), "base.side=both", kind=SettingError)
+
+
 class Words(Method):
     def encode_text(self, tokens, task=None):
         return torch.zeros(len(tokens), 3, 4)

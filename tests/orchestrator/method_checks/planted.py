@@ -150,6 +150,12 @@ class NotFrozen(Plain):
         return Capabilities(text_is_frozen=True)
 
 
+class VideosNotFrozen(Plain):
+    @classmethod
+    def capabilities(cls, config):
+        return Capabilities(videos_are_frozen=True)
+
+
 class Crashes(Plain):
     def encode_video(self, frames):
         return frames @ torch.zeros(7, 7)

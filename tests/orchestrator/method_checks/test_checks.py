@@ -50,6 +50,7 @@ def place(cls: str) -> str:
         ("WritesIntoTheBatch", "losses", r"writes into the batch \(frames\)"),
         ("MixesRows", "rows", "features of a video depend on the others of its batch"),
         ("NotFrozen", "frozen", "text_is_frozen = True, but task 1 changes"),
+        ("VideosNotFrozen", "frozen", "videos_are_frozen = True, but task 1 changes"),
     ],
 )
 def test_a_planted_fault_is_caught(cls, check, message):
