@@ -196,6 +196,7 @@ ALLOWED = {
     ("orchestrator/data/array_files.py", "zipfile.ZipFile"),  # the same, of an .npz
     ("orchestrator/data/arrays.py", "tarfile.open"),  # to write a shard
     ("orchestrator/data/arrays.py", "zipfile.ZipFile"),  # to write an .npz
+    ("tools/real_pairs.py", "zipfile.ZipFile"),  # the parts of an installed package, in memory
     ("tools/real_vectors.py", "zipfile.ZipFile"),  # two members of an installed package, in memory
     ("tools/bench/gpu.py", "torch.load"),  # weights_only, what our own child has just written
     (
