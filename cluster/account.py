@@ -15,7 +15,8 @@ import argparse
 import ipaddress
 import re
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +64,13 @@ def _fail(reason: str) -> int:
 
 
 def _create(session: Any, arguments: argparse.Namespace) -> None:
-    vpc, subnets = _network(session, arguments.vpc, arguments.worker_type)
+    types = worker_types(arguments.into.read_text(encoding="utf-8"), arguments.worker_type)
+    vpc, subnets = _network(session, arguments.vpc, types)
     parameters = {
         "SshFrom": _addresses(arguments.ssh_from),
         "Vpc": vpc,
         "Subnets": ",".join(subnets),
-        "WorkerType": arguments.worker_type,
+        "WorkerTypes": ",".join(types),
     }
     formation = session.client("cloudformation")
     request = {
@@ -101,8 +103,13 @@ def _addresses(text: str | None) -> str:
     return str(network)
 
 
-def _network(session: Any, vpc: str | None, worker_type: str) -> tuple[str, list[str]]:
-    """Find a VPC and two of its public subnets, in zones that have the workers' machines."""
+def worker_types(text: str, first: str) -> list[str]:
+    """List the kinds of GPU machines of a cluster file, beginning with the chosen one."""
+    return list(dict.fromkeys([first, *re.findall(r"(?m)^\s.*?InstanceType: (p[^\s}]+)", text)]))
+
+
+def _network(session: Any, vpc: str | None, types: Sequence[str]) -> tuple[str, list[str]]:
+    """Find a VPC and two of its public subnets, in zones that have the first type and as many others as possible."""
     ec2 = session.client("ec2")
     if vpc is None:
         found = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
@@ -110,9 +117,10 @@ def _network(session: Any, vpc: str | None, worker_type: str) -> tuple[str, list
             raise ValueError("--vpc: this region has no default VPC. Name one with two public subnets.")
         vpc = str(found[0]["VpcId"])
     offered = ec2.describe_instance_type_offerings(
-        LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": [worker_type]}]
+        LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": list(types)}]
     )["InstanceTypeOfferings"]
-    zones = {offer["Location"] for offer in offered}
+    zones = {offer["Location"] for offer in offered if offer["InstanceType"] == types[0]}
+    kinds = Counter(offer["Location"] for offer in offered)
     subnets = ec2.describe_subnets(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["Subnets"]
     by_zone = {
         subnet["AvailabilityZone"]: str(subnet["SubnetId"])
@@ -121,10 +129,14 @@ def _network(session: Any, vpc: str | None, worker_type: str) -> tuple[str, list
     }
     if len(by_zone) < 2:
         raise ValueError(
-            f"{vpc} has public subnets in {len(by_zone)} zones that have {worker_type} ({', '.join(sorted(zones))}); "
+            f"{vpc} has public subnets in {len(by_zone)} zones that have {types[0]} ({', '.join(sorted(zones))}); "
             "two are needed. Choose another --region or --vpc, or add a subnet."
         )
-    return vpc, [by_zone[zone] for zone in sorted(by_zone)[:2]]
+    chosen = sorted(by_zone, key=lambda zone: (-kinds[zone], zone))[:2]
+    for kind in types[1:]:
+        if not any(offer["InstanceType"] == kind and offer["Location"] in chosen for offer in offered):
+            print(f"{kind} machines are not offered in {' or '.join(chosen)}: keep its max_workers at 0")
+    return vpc, [by_zone[zone] for zone in chosen]
 
 
 def _exists(formation: Any, stack: str) -> bool:

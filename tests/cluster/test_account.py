@@ -72,6 +72,38 @@ def test_the_stack_fills_in_every_line_that_is_to_be_edited(made: dict[str, Any]
     assert f"setup.sh mount {system['FileSystemId']}.efs.us-east-1.amazonaws.com:/ /mnt/ctvr" in text
 
 
+def test_the_head_may_start_every_kind_of_machine_of_the_cluster_file(
+    made: dict[str, Any], account: ModuleType
+) -> None:
+    text = made["file"].read_text()
+    types = {each["node_config"]["InstanceType"] for each in yaml.safe_load(text)["available_node_types"].values()}
+    assert types - {"m6i.4xlarge"} == set(account.worker_types(text, "p4d.24xlarge"))
+    template = yaml.safe_load(TEMPLATE.read_text())
+    (policy,) = template["Resources"]["HeadRole"]["Properties"]["Policies"]
+    (start,) = (each for each in policy["PolicyDocument"]["Statement"] if each["Sid"] == "StartWorkersOfThisCluster")
+    assert start["Condition"]["StringEquals"]["ec2:InstanceType"] == {"Ref": "WorkerTypes"}
+    permitted = template["Parameters"]["WorkerTypes"]["Default"].split(",")
+    assert permitted == account.worker_types((CLUSTER / "a100.yaml").read_text(), "p4d.24xlarge")
+    assert account.worker_types(text, "p5e.48xlarge")[0] == "p5e.48xlarge"
+
+
+def test_subnets_lie_where_most_kinds_of_machines_are(account: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    class Region:
+        def client(self, name: str) -> "Region":
+            return self
+
+        def describe_instance_type_offerings(self, **_: object) -> dict[str, Any]:
+            had = {"a": ["p4d"], "b": ["p4d", "p5"], "c": ["p5", "p6"], "d": ["p4d", "p5"]}
+            return {"InstanceTypeOfferings": [{"Location": z, "InstanceType": t} for z in had for t in had[z]]}
+
+        def describe_subnets(self, **_: object) -> dict[str, Any]:
+            of = [{"AvailabilityZone": z, "SubnetId": f"subnet-{z}", "MapPublicIpOnLaunch": True} for z in "abcd"]
+            return {"Subnets": of}
+
+    assert account._network(Region(), "vpc-1", ["p4d", "p5", "p6"]) == ("vpc-1", ["subnet-b", "subnet-d"])
+    assert "p6" in capsys.readouterr().out
+
+
 def test_stack_admits_only_the_given_addresses(made: dict[str, Any]) -> None:
     ec2 = made["session"].client("ec2")
     cluster = yaml.safe_load(made["file"].read_text())
