@@ -91,8 +91,7 @@ def lerp_(target: nn.Module, source: nn.Module, weight: float) -> None:
     Equal values do not change, bit for bit, and neither does anything at `weight` 0. For weights between, a key encoder
     keeps its own running statistics, as in MoCo's code (facebookresearch/moco@132aea9).
     """
-    for mine, other in zip(target.parameters(), source.parameters()):
-        mine.lerp_(other, weight)
+    _lerp_all(target, source, weight)
     if weight == 1:
         for kept, copied in zip(target.buffers(), source.buffers()):
             kept.copy_(copied)
@@ -106,8 +105,12 @@ def ema_update(momentum: nn.Module, encoders: nn.Module, m: float) -> None:
 @torch.no_grad()
 def reverse_ema_update(encoders: nn.Module, momentum: nn.Module, m_hat: float) -> None:
     """Set theta <- m_hat theta + (1 - m_hat) theta_m, eq. 12 and 13: the reverse update of the encoders."""
-    for mine, other in zip(encoders.parameters(), momentum.parameters()):
-        mine.lerp_(other, 1 - m_hat)
+    _lerp_all(encoders, momentum, 1 - m_hat)
+
+
+def _lerp_all(target: nn.Module, source: nn.Module, weight: float) -> None:
+    """Move all parameters at once: on a GPU one kernel takes many small tensors, where `lerp_` starts one for each."""
+    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), weight)
 
 
 class Momentum(nn.Module):
