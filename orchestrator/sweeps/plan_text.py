@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ctvr.orchestrator.config import Settings
-from ctvr.orchestrator.on_ray.plan import Capacity, SearchConfig, SearchOutcome
+from ctvr.orchestrator.on_ray.plan import Capacity, SearchConfig, SearchOutcome, trials_at_random
 from ctvr.orchestrator.on_ray.search_space import SearchSpace, is_grouped
 from ctvr.orchestrator.sweeps.comparison import describe_mde, last_value
 from ctvr.orchestrator.sweeps.epoch_rungs import describe_rungs
@@ -69,6 +69,14 @@ def most_at_once(search: SearchConfig, trials: int, rows: int = 1) -> int:
 
 def describe_decoding(decoded: int) -> str:
     return f"{decoded} decoded, the others were in the store" if decoded else "none decoded: all are in the store"
+
+
+def describe_searcher(search: SearchConfig, trials: int) -> str:
+    """Return how the points of a search are proposed; TPE that proposes none of them is named as what it is."""
+    if search.searcher not in ("tpe", "grouped_tpe"):
+        return f"by {search.searcher}"
+    count = trials_at_random(search, trials)
+    return "at random" if count >= trials else f"by {search.searcher} (the first {count} at random)"
 
 
 def describe_groups(search: SearchConfig, searched: SearchSpace) -> str:
@@ -138,11 +146,10 @@ def _trials(plan: SweepPlan, room: Capacity) -> str:
     config, searches = plan.search_config, plan.searches
     if not searches:
         return "none: every row runs its listed settings"
-    count = f"{plan.trials_per_row} by {config.searcher}"
+    how = describe_searcher(config, plan.trials_per_row)
+    count = f"{plan.trials_per_row} {how}"
     if plan.request.is_table:
-        count = (
-            f"{plan.trials_per_row} for each row, {plan.trials_per_row * len(searches)} in all, by {config.searcher}"
-        )
+        count = f"{plan.trials_per_row} for each row, {plan.trials_per_row * len(searches)} in all, {how}"
     else:
         count += describe_groups(config, searches[""].search_space)
     scheduler = describe_scheduler(config, len(plan.stream.tasks), [search.epochs for search in searches.values()])

@@ -14,7 +14,7 @@ from ray.tune.search import ConcurrencyLimiter, Searcher
 from ctvr.orchestrator.on_ray.grouped_sampler import leader_of
 from ctvr.orchestrator.on_ray.halving_searcher import HalvingSearcher
 from ctvr.orchestrator.on_ray.journal import HalvingTrial, Journal
-from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig, TrialPlan, brackets_for
+from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig, TrialPlan, brackets_for, startup_trials, trials_at_random
 from ctvr.orchestrator.on_ray.search import make_searcher
 from ctvr.orchestrator.on_ray.search_space import SearchSpace, is_grouped
 from ctvr.orchestrator.on_ray.successive_halving import SuccessiveHalving
@@ -208,6 +208,26 @@ def finish(made: SuccessiveHalving, trial: HalvingTrial, until: int) -> None:
 def test_as_many_brackets_run_at_once_as_fill_the_cluster(trials, tasks, places, brackets):
     assert brackets_for(SearchConfig(trials=trials), trials, tasks, places) == brackets
     assert brackets_for(SearchConfig(trials=trials, scheduler="none"), trials, tasks, places) <= brackets
+
+
+@pytest.mark.parametrize(
+    ("trials", "size", "at_once"), [(8, 8, 1), (40, 8, 1), (40, 8, 2), (24, 4, 3), (24, 8, 3), (30, 4, 1)]
+)
+def test_trials_of_tpe_that_no_result_informs_are_counted(trials, size, at_once):
+    search = SearchConfig(trials=trials, bracket_size=size, brackets_at_once=at_once, searcher="tpe")
+    made = halving(search)
+    suggest, study, informed = made.searcher.suggest, made.searcher.study, []
+
+    def watched(name: str) -> Any:
+        told = sum(trial.state.is_finished() for trial in study.trials)
+        informed.append(told > 0 and len(study.trials) >= startup_trials(search))
+        return suggest(name)
+
+    made.searcher.suggest = watched
+    run({"": made}, room=5, seed=0)
+    assert len(informed) == trials
+    count = trials_at_random(search, trials)
+    assert informed == [False] * count + [True] * (trials - count)
 
 
 def test_as_many_processes_are_kept_as_segments_can_follow():

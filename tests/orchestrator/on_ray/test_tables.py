@@ -29,7 +29,7 @@ def test_table_continues_after_a_row_fails(runs, manifest, capsys):
         sweep(request, execution)
     text, said = str(ended.value), capsys.readouterr().err
 
-    assert "2 for each row, 4 in all, by tpe, scheduler halving in brackets of 2" in said
+    assert "2 for each row, 4 in all, at random, scheduler halving in brackets of 2" in said
     failed = re.findall(r"trial \d/2 lora  failed: task_01, epoch 1: the (?:loss|gradient) is not finite.*", said)
     assert ["Lower the learning rates" in line for line in failed] == [True] * 2
     assert "lora: 0 complete, 0 stopped early, 2 failed; no trial is complete" in said

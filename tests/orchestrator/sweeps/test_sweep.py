@@ -488,7 +488,8 @@ def test_the_plan_describes_confirmation_and_detectable_difference(few, executio
     text = describe_plan(off, Capacity(2, 0, 2), 0, replace(execution, gpus_per_trial=0), execution.tracker("small"))
     assert "confirms   nothing: the best trial is accepted without a test" in text
     assert (
-        "8 by tpe, scheduler none in brackets of 8 (points that train the same model are one trial); 2 at once" in text
+        "8 at random, scheduler none in brackets of 8 (points that train the same model are one trial); 2 at once"
+        in text
     )
 
 

@@ -98,7 +98,7 @@ def test_the_plan_of_a_table_describes_its_rows_and_runs(few, execution):
     assert "table t: T, on small, 2 tasks" in text
     assert "searched   clip4clip, tvr_plus_cl" in text
     assert "zero_shot, tvr_plus_cl:untrained (not searched)" in text
-    assert "3 for each row, 6 in all, by tpe, scheduler halving in brackets of 8 (points that train" in text
+    assert "3 for each row, 6 in all, at random, scheduler halving in brackets of 8 (points that train" in text
     assert "confirms   nothing: the best trial is accepted without a test" in text
     assert "chosen by  R@1 gain over zero-shot on val videos" in text
     assert "all rows over 2 seeds on test videos: 6 runs in one rerun" in text
