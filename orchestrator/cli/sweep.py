@@ -115,7 +115,7 @@ def add_sweep(commands: Any) -> None:
         "--rows", default="", metavar="ROWS", help="rows of the table to run, comma-separated (default: all)"
     )
     add_direction(parser)
-    parser.add_argument("--smoke", action="store_true", help="quick check: 1 trial, 1 epoch, 1 seed")
+    parser.add_argument("--smoke", action="store_true", help="quick check: 1 trial, 1 epoch, 1 seed, unless given")
     parser.add_argument(
         "--expect-sources",
         metavar="DIGEST",
@@ -168,9 +168,10 @@ def _sweep(arguments: argparse.Namespace) -> str:
             return with_page(resume(arguments.resume, execution), arguments.resume, execution)
     overrides = settings_of(arguments)
     if arguments.smoke:
-        arguments.trials, arguments.seeds = 1, min(1 if arguments.seeds is None else arguments.seeds, 1)
         is_table = names_table(arguments.preset) or arguments.vary
-        arguments.baselines = arguments.baselines if is_table else "zero_shot"
+        for name, value in (("trials", 1), ("seeds", 1), ("baselines", None if is_table else "zero_shot")):
+            if getattr(arguments, name) is None:
+                setattr(arguments, name, value)
         overrides = {"optim.epochs": "1", **overrides}
     search = _search_settings(arguments, overrides)
     if names_table(arguments.preset) or arguments.vary:

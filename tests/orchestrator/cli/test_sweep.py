@@ -102,6 +102,14 @@ def test_smoke_is_one_trial_one_seed_and_one_epoch(capsys, tmp_path, asked):
     assert sweep.overrides == table.overrides == {"optim.epochs": "1"}
 
 
+def test_given_options_win_over_those_of_smoke(capsys, tmp_path, asked):
+    words = ["--trials", "2", "--seeds", "2", "--baselines", "lwf", "optim.epochs=3"]
+    ctvr(capsys, "sweep", "--smoke", *words, "--runs", tmp_path)
+    ((sweep, _),) = asked
+    assert (sweep.preset.search, sweep.preset.seeds, sweep.baselines) == ({"trials": 2}, 2, ("lwf",))
+    assert sweep.overrides == {"optim.epochs": "3"}
+
+
 def test_a_sweep_is_resumed_by_its_name(capsys, tmp_path, asked):
     ctvr(capsys, "sweep", "--resume", "n", "--nodes", "2", "--runs", tmp_path)
     ((name, execution),) = asked
