@@ -8,7 +8,8 @@ from ctvr.methods.backbone.vectors import CaptionTable
 from ctvr.methods.base import l2_normalize
 from ctvr.methods.dns import DNS, DNSConfig, project_on
 from tests.methods.conftest import make_task
-from tests.methods.vectors import batch, drawn, towers
+from tests.methods.vector_equations import captions_of, info_nce, same, unit, values, videos_of
+from tests.methods.vectors import TEXT, batch, drawn, towers
 
 RELEASED = {"temperature": 1.0, "similarity": "dot", "directions": "text_to_video"}
 FIXTURE = Path(__file__).parent / "fixtures" / "dns_released.npz"
@@ -87,3 +88,43 @@ def test_two_tasks_equal_the_released_code(threshold, compared):
     biases = torch.stack([method.heads[side].bias for side in ("text", "video")])
     compared("dns", "steps", biases, file[f"biases/{threshold:g}"], 1e-5)
     compared("dns", "loss", torch.tensor(losses), file[f"losses/{threshold:g}"], 1e-5)
+
+
+def projection(moment, threshold):
+    eigenvalues, u = torch.linalg.eigh(moment)
+    return u[:, eigenvalues > threshold] @ u[:, eigenvalues > threshold].mT
+
+
+def test_two_tasks_equal_the_equations_in_float64_on_two_widths():
+    threshold, tau, lr = 0.02, 0.2, 0.3
+    frames, table = drawn(several=3)
+    method = made(table, threshold=threshold, temperature=tau)
+    w = values(method, "heads.")
+    assert [w[f"{side}.weight"].shape for side in ("text", "video")] == [(12, TEXT), (12, 12)]
+    seen, moments = 0, {"text": (0.0, 0.0), "video": (0.0, 0.0)}  # C' and C
+    for task, rows in enumerate((range(14), range(20, 32))):
+        method.begin_task(make_task(task))
+        x = {"text": unit(captions_of(rows).mean(dim=1)), "video": unit(videos_of(rows).mean(dim=1))}
+        for _ in range(2):
+            found = step(method, batch(frames, rows, task), lr)
+            leaves = {name: value.clone().requires_grad_() for name, value in w.items()}
+            z = {side: unit(x[side] @ leaves[f"{side}.weight"].mT + leaves[f"{side}.bias"]) for side in x}
+            loss = info_nce(z["text"] @ z["video"].mT / tau)
+            same(found, loss.detach())
+            for name, gradient in zip(w, torch.autograd.grad(loss, list(leaves.values())), strict=True):
+                if task and name.endswith("weight"):
+                    of_others, of_inputs = moments[name.removesuffix(".weight")]
+                    used = projection(of_inputs, threshold)
+                    assert 0 < used.trace().round() < len(used)
+                    gradient = gradient - projection(of_others, 0.0) @ gradient @ used
+                w[name] = w[name] - lr * gradient
+            for name, value in values(method, "heads.").items():
+                same(value, w[name])
+        method.end_task(make_task(task), [batch(frames, rows, task)])
+        for side, other in (("text", "video"), ("video", "text")):
+            out = x[other] @ w[f"{other}.weight"].mT
+            new = out.mT @ out, x[side].mT @ x[side]
+            moments[side] = [(seen * a + b) / (seen + len(rows)) for a, b in zip(moments[side], new, strict=True)]
+            same(method.get_buffer(f"others_{side}"), moments[side][0])
+            same(method.get_buffer(f"inputs_{side}"), moments[side][1])
+        seen += len(rows)

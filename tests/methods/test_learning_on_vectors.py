@@ -8,11 +8,9 @@ import torch
 
 from ctvr.methods import CONFIGURATIONS, METHODS, find_method
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.learning.run.factory import make_method
 from ctvr.orchestrator.learning.training.optimizer import freeze_except, make_optimizer
-from ctvr.orchestrator.settings.resolve import resolve
 from tests.methods.conftest import make_task
-from tests.methods.vectors import Pairs, batch, drawn, towers
+from tests.methods.vectors import Pairs, batch, made
 
 REFUSED = {
     "camoe", "prompt", "tempme", "dgl", "mv_adapter", "plevu", "umt", "vop", "clip_vip", "lpi", "vr_lwf", "zscl",
@@ -27,15 +25,6 @@ STRATEGIES = {  # settings under which each is the retriever that it wraps
     "der": {"method.buffer_size": 0},
     "co2l": {"method.buffer_size": 0, "method.weight": 0},
 }
-
-
-def made(name, several=1, **settings):
-    frames, table = drawn(several=several)
-    method, preset = CONFIGURATIONS.get(name, (name, ""))
-    presets = [preset] if preset else []
-    full = {"method": method, "stream": "x", "backbone.name": "vectors", "backbone.weights": "imported", **settings}
-    experiment = resolve(full, {}, presets)
-    return make_method(experiment, towers(table)), frames, experiment
 
 
 def learned(name, seed=0, several=1, **settings):

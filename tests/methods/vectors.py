@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ctvr.methods import CONFIGURATIONS
 from ctvr.methods.backbone.vectors import CaptionTable, Vectors
-from ctvr.methods.base import Batch
+from ctvr.methods.base import Batch, Method
+from ctvr.orchestrator.learning.run.factory import make_method
+from ctvr.orchestrator.settings.experiment import Experiment
+from ctvr.orchestrator.settings.resolve import resolve
 
 WIDTH, TEXT, PAIRS, FRAMES = 12, 20, 40, 3
 
@@ -34,6 +39,15 @@ def towers(table: CaptionTable, seed: int = 0) -> Vectors:
         generator = torch.Generator().manual_seed(seed)
         made.text.start_from(torch.randn(text, WIDTH, generator=generator) / 4, torch.full((text,), 0.1))
     return made
+
+
+def made(name: str, several: int = 1, **settings: Any) -> tuple[Method, Tensor, Experiment]:
+    """Build a method of METHODS or CONFIGURATIONS on such towers; also return their frames and its settings."""
+    frames, table = drawn(several=several)
+    method, preset = CONFIGURATIONS.get(name, (name, ""))
+    full = {"method": method, "stream": "x", "backbone.name": "vectors", "backbone.weights": "imported", **settings}
+    experiment = resolve(full, {}, [preset] if preset else [])
+    return make_method(experiment, towers(table)), frames, experiment
 
 
 def batch(frames: Tensor, rows: Sequence[int], task: int) -> Batch:
