@@ -11,6 +11,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.output_dir import check_creatable
 from ctvr.orchestrator.redaction import redact
 from ctvr.orchestrator.streams.load import load_stream, plain_name
+from ctvr.orchestrator.streams.newer import with_newer
 from ctvr.orchestrator.tracking.left import close_left
 from ctvr.orchestrator.tracking.readable import readable_uri
 from ctvr.orchestrator.tracking.server import check, default_uri, require_records
@@ -115,9 +116,11 @@ class ExecutionConfig:
         """Return the stream of a stored run; None if it is not on this machine, or has changed since the run."""
         try:
             stream = self.load_stream(str(run.settings["stream"]))
+            stream = with_newer(stream, str(run.settings.get("upgrade.stream", "")), self.runs.resolve())
         except ConfigError:
-            return None  # the manifest was moved
-        return stream if stream.digest == run.tags.get("ctvr.stream_digest") else None
+            return None  # a manifest was moved
+        digests = stream.digest, stream.newer.digest if stream.newer else None
+        return stream if digests == (run.tags.get("ctvr.stream_digest"), run.tags.get("ctvr.upgrade_digest")) else None
 
     def folder(self, name: str) -> Path:
         return self.runs.resolve() / "sweeps" / name

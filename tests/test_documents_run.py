@@ -45,7 +45,7 @@ WHY_NOT = {
     "python docs/typed_queries.py .*": "three trained models of the whole embedded stream",
     "ctvr streams export .* --form h5": "h5py",
     "ctvr cache gc --losers (NAME|SWEEP --yes)": "a finished sweep: tests/orchestrator/jobs/test_cache.py",
-    r".* upgrade\.task=.*": "more tasks and videos: tests/orchestrator/learning/run/test_upgrade.py",
+    r".* upgrade\.task=.*": "more tasks and videos: tests/orchestrator/learning/run/test_upgrade*.py",
     "ctvr methods --cost --tasks 100": "half a minute: tests/orchestrator/catalog/test_growth.py",
     "ctvr (ui|serve( .*)?)": "a server that stays until it is stopped",
     "ctvr plot (merges|gates|scores|drift) .*": "runs of their own: tests/orchestrator/jobs/test_plot.py",

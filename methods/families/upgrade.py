@@ -5,6 +5,7 @@ learns and stores. No video of A is encoded again. The captions c of all tasks s
 
     both   A's videos by f_A(c), B's by f_B(c): two passes of a caption
     map    A's videos by p(f_B(c)), B's by f_B(c): one pass; p is fitted after each task of B, on its training captions
+    new    all videos by f_B(c): one pass; for models whose spaces are one, and the lower bound for others
 
     p(x) = length unit((unit(x) - mean X) W + mean Y),   rows of X, Y: unit features by B and A; length: mean of A's
 
@@ -17,8 +18,9 @@ Similarities of two models are not on one scale. Each is therefore replaced by a
 
 m and sd are the mean and the standard deviation of a model's similarities of captions and videos that do not belong
 together, among the training pairs of the last task that the model has learned: task u - 1 for A, the newest for B. No
-searched video and no test caption is read for it. A mapped caption has A's m and sd. The scale of a part changes no
-rank within it. A caption's feature carries its part's 1 / sd and -m / sd as two more numbers, which `score` applies.
+searched video and no test caption is read for it. A mapped caption has A's m and sd, an unmapped one B's. The scale of
+a part changes no rank within it. A caption's feature carries its part's 1 / sd and -m / sd as two more numbers, which
+`score` applies.
 
 Tasks of A have negative indices here: B's first task is 0, and the task before it -1.
 
@@ -59,23 +61,23 @@ class Upgraded(Strategy):
         old: Method,
         learned: int,
         translate: Callable[[Tensor], Tensor],
-        queries: Literal["both", "map"],
+        queries: Literal["both", "map", "new"],
         kind: Literal["procrustes", "linear"],
-        probe: Tensor,
+        probe: tuple[Tensor, Tensor],
     ) -> None:
         """Take the new and the old model, the old one's number of tasks, new tokens -> old ones (B, L), settings, a
-        caption (1, L).
+        caption (1, L) for each model.
         """
         super().__init__(None, base)
         self.old = old.requires_grad_(False).eval()
         self.learned, self.translate, self.queries, self.kind = learned, translate, queries, kind
-        self.text_passes = 1 if queries == "map" else 2
+        self.text_passes = 2 if queries == "both" else 1
         if base.declared.task_conditioned_text or old.declared.task_conditioned_text:
             self.text_passes = 0
         self.register_buffer("scales", torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
         if queries == "map":
             with torch.no_grad():
-                new, former = base.encode_text(probe), old.encode_text(translate(probe))
+                new, former = base.encode_text(probe[0]), old.encode_text(probe[1])
             self.register_buffer("matrix", torch.eye(new.shape[-1], former.shape[-1]))
             self.register_buffer("mean_new", torch.zeros(new.shape[-1]))
             self.register_buffer("mean_old", torch.zeros(former.shape[-1]))
@@ -159,7 +161,7 @@ class Upgraded(Strategy):
         if task is None:
             return self._scaled(self.base.encode_text(tokens), NEW)
         self.base.gallery_is_fresh = self.gallery_is_fresh
-        by_old = task < 0 and not self.gallery_is_fresh
+        by_old = self._part(task) == OLD
         if by_old and self.queries == "both":
             return self._scaled(self.old.encode_text(self.translate(tokens), task + self.learned), OLD)
         feature = self.base.encode_text(tokens, max(task, 0))
@@ -168,11 +170,17 @@ class Upgraded(Strategy):
     def encode_text_once(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return features (B, d) of captions for the new model's videos, and for the old one's."""
         new = self.base.encode_text(tokens)
+        if self.queries == "new":
+            return new, new
         return new, self.old.encode_text(self.translate(tokens)) if self.queries == "both" else self._to_old(new)
 
     def move_text(self, features: Any, task: int) -> Tensor:
-        part = OLD if task < 0 and not self.gallery_is_fresh else NEW
+        part = self._part(task)
         return self._scaled(features[1 - part], part)
+
+    def _part(self, task: int) -> int:
+        """Return the model in whose space captions search the videos of `task`."""
+        return OLD if task < 0 and not self.gallery_is_fresh and self.queries != "new" else NEW
 
     def _to_old(self, feature: Tensor) -> Tensor:
         """Map features (B, d) of the new model's captions to the old model, by p."""

@@ -122,7 +122,8 @@ def attach_features(clip: Clip, stream: Stream) -> Clip:
 def load_vectors(stream: Stream, is_centered: bool = False) -> Vectors:
     """Build towers over the features of a stream's videos and captions.
 
-    Captions of another width than the videos start with the ridge map that fits the training pairs of the first task.
+    Captions of another width than the videos start with the ridge map that fits the training pairs of the first task
+    that is learned (after an upgrade, of `upgrade.task`).
 
     Args:
         stream: has features of both.
@@ -133,8 +134,8 @@ def load_vectors(stream: Stream, is_centered: bool = False) -> Vectors:
     """
     assert stream.text_features is not None
     texts, table = caption_features(Path(stream.text_features))
-    lookup = CaptionLookup(texts, stream.name)
-    first = stream.tasks[0].train
+    lookup = CaptionLookup(texts, features_name(stream))
+    first = _first_items(stream)
     rows = lookup([caption for item in first for caption in item.captions])
     if is_centered:
         vectors, counts = table(rows[:, 0])
@@ -149,24 +150,34 @@ def load_vectors(stream: Stream, is_centered: bool = False) -> Vectors:
     return towers
 
 
-def saved_vectors(weights: Mapping[str, Tensor], name: str) -> Vectors:
+def saved_vectors(weights: Mapping[str, Tensor], name: str, prefix: str = "") -> Vectors:
     """Return towers of the widths of a saved model's weights, without the captions of its stream.
 
     Args:
         weights: of the whole method.
         name: of the model, for the error at a caption.
+        prefix: of the weights of one model after an upgrade.
     """
+    own = {f".{key}": value for key, value in weights.items() if key.startswith(prefix)}
     text, video = (
-        next(value for key, value in weights.items() if f".{key}".endswith(f".{tower}.proj"))
-        for tower in ("text", "vision")
+        next(value for key, value in own.items() if key.endswith(f".{tower}.proj")) for tower in ("text", "vision")
     )
     table = CaptionTable(torch.zeros(1, text.shape[0]), torch.arange(2))
     return Vectors(video.shape[0], table, CaptionLookup([], name))
 
 
 def first_videos(stream: Stream) -> Tensor:
-    """Return the mean vector of each training video of the first task, (V, d)."""
-    return torch.stack([torch.from_numpy(read_features(item.path)).mean(dim=0) for item in stream.tasks[0].train])
+    """Return the mean vector of each training video of the first task that is learned, (V, d)."""
+    return torch.stack([torch.from_numpy(read_features(item.path)).mean(dim=0) for item in _first_items(stream)])
+
+
+def _first_items(stream: Stream) -> tuple[Item, ...]:
+    return next(task.train for index, task in enumerate(stream.tasks) if stream.method_task(index) >= 0)
+
+
+def features_name(stream: Stream) -> str:
+    """Return the name of the stream that was imported with the features, which after an upgrade is another one."""
+    return stream.newer.name if stream.newer is not None and stream.learned else stream.name
 
 
 def caption_features(path: Path) -> tuple[list[str], CaptionTable]:

@@ -15,9 +15,9 @@ from ctvr.orchestrator.digests import digest_file
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.output_dir import write_in_runs
 from ctvr.orchestrator.streams.captions import correct_encoding, decode_entities
-from ctvr.orchestrator.streams.check import check_stream
+from ctvr.orchestrator.streams.check import check_stream, describe
 from ctvr.orchestrator.streams.manifest import FORMAT, parse_manifest
-from ctvr.orchestrator.streams.stream import SPLITS, Stream, describe
+from ctvr.orchestrator.streams.stream import SPLITS, Stream
 from ctvr.orchestrator.streams.videos import IMAGE_SUFFIXES, STREAM, normalize_name, video_stem
 from ctvr.orchestrator.video.endings import VIDEO_SUFFIXES, is_video_name
 

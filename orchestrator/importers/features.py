@@ -17,8 +17,8 @@ from ctvr.orchestrator.errors import ConfigError, VideoError
 from ctvr.orchestrator.importers.array_folder import current_arrays, new_arrays
 from ctvr.orchestrator.importers.builder import Manifest, items_of, write_manifest
 from ctvr.orchestrator.importers.csv_table import ids_of, import_csv, read_table
+from ctvr.orchestrator.streams.check import describe
 from ctvr.orchestrator.streams.manifest import parse_manifest
-from ctvr.orchestrator.streams.stream import describe
 from ctvr.orchestrator.streams.videos import normalize_name, video_stem
 from ctvr.orchestrator.vectors.feature_set import check_arrays, find_set, refuse_mixture, store_set
 

@@ -87,7 +87,7 @@ def question_of(settings: Settings, presets: Sequence[str], stream: Stream) -> l
 
 
 METHODS = ("method", "method.base")
-OTHER_STREAMS = ("evaluation.also", "evaluation.distractors")  # its files are not among those of the stream
+OTHER_STREAMS = ("evaluation.also", "evaluation.distractors", "upgrade.stream")  # not among the stream's files
 
 
 def _machine() -> list[Any]:

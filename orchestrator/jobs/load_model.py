@@ -19,6 +19,7 @@ from ctvr.orchestrator.settings.resolve import named_in, resolve
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.manifest import read_json
+from ctvr.orchestrator.streams.newer import with_newer
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.tracking.run_record import RunRecord
 
@@ -186,6 +187,7 @@ def _make_model(name: str, trained: TrainedModel, execution: ExecutionConfig, st
     if stream is None and root.is_dir():
         try:
             stream = load_stream(trained.experiment.run.stream, root, execution.places().videos)
+            stream = with_newer(stream, trained.experiment.upgrade.stream, root)
         except ConfigError:
             stream = None
     if root.is_dir():

@@ -10,7 +10,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, overload
 
@@ -95,7 +95,7 @@ class Model:
         set_determinism(self.device, run.deterministic, run.precision)
         self.trained.method.to(self.device)
         if self.stream is not None and self.trained.learned:
-            self.stream = replace(self.stream, learned=self.trained.learned)
+            self.stream = self.stream.after_learned(self.trained.learned)
 
     @property
     def settings(self) -> dict[str, object]:

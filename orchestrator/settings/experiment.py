@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ctvr.methods import CONFIGURATIONS, find_method
+from ctvr.methods.backbone.architectures import IMPORTED, VECTORS
 from ctvr.methods.base import Method
 from ctvr.methods.capabilities import Capabilities, capabilities_of
 from ctvr.methods.settings import SettingError, require, setting
@@ -68,15 +69,18 @@ class UpgradeConfig:
 
     task: int = setting(0, doc="first task that the new backbone learns, 2 or more; 0: no upgrade")
     backbone: str = setting("", doc="new backbone, as backbone.name")
+    stream: str = setting(
+        "", doc="stream of the same videos and captions with features of the new embedder, instead of a backbone"
+    )
     weights: str = setting("shipped", doc="its weights, as backbone.weights")
     sha256: str = setting("", doc="as backbone.sha256")
     activation: Literal["", "gelu", "quick_gelu"] = setting("", doc="as backbone.activation")
     mean: tuple[float, ...] = setting((), doc="as backbone.mean")
     resize_mode: Literal["", "shortest", "squash", "longest"] = setting("", doc="as backbone.resize_mode")
-    queries: Literal["both", "map"] = setting(
+    queries: Literal["both", "map", "new"] = setting(
         "both",
         doc="captions that search the old videos. both: encoded by the old model, two text passes; map: by the new "
-        "model, and mapped to the old space",
+        "model, and mapped to the old space; new: by the new model, unchanged (equal widths only)",
     )
     map: Literal["procrustes", "linear"] = setting(
         "procrustes",
@@ -87,16 +91,23 @@ class UpgradeConfig:
     def __post_init__(self) -> None:
         if self.task < 0 or self.task == 1:
             raise SettingError(f"<task> must be 2 or more, got {self.task}", "Use 0 for no upgrade.")
-        if self.task and not self.backbone:
-            raise SettingError(f"<task> {self.task} needs the new backbone", "Add <backbone>=NAME.")
-        if self.backbone and not self.task:
+        if self.task and not (self.backbone or self.stream):
             raise SettingError(
-                f"<backbone> {self.backbone} is not used", "Add <task>=N, the first task that it learns."
+                f"<task> {self.task} needs the new backbone", "Add <backbone>=NAME, or <stream>=NAME for features."
             )
+        if self.backbone == VECTORS:
+            raise SettingError(f"<backbone> {VECTORS} has no weights", "Use <stream>=NAME, which has its features.")
+        if self.backbone and self.stream:
+            raise SettingError(f"<backbone> {self.backbone} is not used with <stream>={self.stream}", "Omit one.")
+        for name in ("backbone", "stream"):
+            if (given := getattr(self, name)) and not self.task:
+                raise SettingError(f"<{name}> {given} is not used", "Add <task>=N, the first task that it learns.")
 
     @property
     def tower(self) -> BackboneConfig:
-        """Return the settings of the new backbone."""
+        """Return the settings of the new backbone, or of towers over the features of the new embedder."""
+        if self.stream:
+            return BackboneConfig(name=VECTORS, weights=IMPORTED)
         same = ("weights", "sha256", "activation", "mean", "resize_mode")
         return BackboneConfig(name=self.backbone, **{name: getattr(self, name) for name in same})
 
@@ -256,12 +267,12 @@ class Experiment:
 
     def file_digests(self) -> dict[str, str]:
         """Map each setting that names a file or folder to its digest, or to that of the new backbone's weights."""
-        new = self.upgrade
+        new = self.upgrade.tower
         return {
             **contents_of(self.method, "method"),
             **({} if self.base is None else contents_of(self.base, "base")),
-            **({"upgrade.backbone": weights_digest(new.backbone, new.weights)} if new.task else {}),
-            **(describe_preprocessing(new.backbone, new.weights, new.tower.chosen, "upgrade.") if new.task else {}),
+            **({"upgrade.backbone": weights_digest(new.name, new.weights)} if self.upgrade.task else {}),
+            **(describe_preprocessing(new.name, new.weights, new.chosen, "upgrade.") if self.upgrade.task else {}),
         }
 
     def environment_digests(self, stream: Stream, frames: str = "", device: str = "cpu") -> dict[str, str]:
@@ -277,9 +288,18 @@ class Experiment:
             **environment(device),
         }
 
-    def prefixes(self, store: Store, environment: dict[str, str]) -> Prefixes:
-        """Return the finished tasks that this run may share with others in the same environment."""
-        return Prefixes(store, digest_of(environment), self.settings, self.file_digests())
+    def prefixes(self, store: Store, environment: dict[str, str], upgrade: str = "") -> Prefixes:
+        """Return the finished tasks that this run may share with others in the same environment.
+
+        Args:
+            store: holds them.
+            environment: digests; its `frames` are those of the tasks before an upgrade.
+            upgrade: digest of the frames or features that the new model reads, if they are others.
+        """
+        contents = self.file_digests()
+        if upgrade:
+            contents["upgrade.backbone"] = digest_of([contents["upgrade.backbone"], upgrade])
+        return Prefixes(store, digest_of(environment), self.settings, contents)
 
     def track_reads(self, reads: AccessLog) -> Experiment:
         """Return an equal experiment that records in `reads` every setting that is read."""

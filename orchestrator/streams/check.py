@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from ctvr.orchestrator.streams.captions import MISSING, correct_encoding, decode_entities
 from ctvr.orchestrator.streams.clip_tokens import PLACES, clip_tokenizer
-from ctvr.orchestrator.streams.stream import Item, Stream, iter_items
+from ctvr.orchestrator.streams.stream import SPLITS, Item, Stream, iter_items
 from ctvr.orchestrator.streams.videos import check_videos
 
 Reader = Callable[[list[str]], list[tuple[Hashable, bool]]]
@@ -23,6 +23,20 @@ def check_stream(stream: Stream) -> str:
         lines += _shared_captions(stream)
         if not stream.text_features:
             lines += report_cuts(stream, clip_tokenizer().read, PLACES)
+    return "\n".join(lines)
+
+
+def describe(stream: Stream) -> str:
+    """Return one line per task: its categories, videos and captions."""
+    lines = []
+    for task in stream.tasks:
+        counts = [
+            f"{split} {len(items)} videos, {sum(len(item.captions) for item in items)} captions"
+            for split in SPLITS
+            if (items := getattr(task, split))
+        ]
+        categories = "1 category" if len(task.categories) == 1 else f"{len(task.categories)} categories"
+        lines.append(f"{task.name}: {categories}; " + "; ".join(counts))
     return "\n".join(lines)
 
 

@@ -86,6 +86,7 @@ class Stream:
     held_out: int = 0  # validation videos per category, taken from the published training split
     order: int = 0  # seed of the task order; 0: the order of the manifest
     learned: int = 0  # first tasks that another method has learned and stored (`Stream.after`)
+    newer: Stream | None = None  # the same items with the features of a new embedder, which `after` reads
 
     @cached_property
     def categories(self) -> tuple[str, ...]:
@@ -148,7 +149,19 @@ class Stream:
 
     def after(self, done: int) -> Stream:
         """Return the stream for a method that begins after `done` tasks; its first task then has index 0."""
-        return replace(self, learned=self._ends[done - 1])
+        return self.after_learned(self._ends[done - 1])
+
+    def after_learned(self, learned: int) -> Stream:
+        """Return the stream for a method before which another learned the first `learned` method tasks.
+
+        With `newer`, videos and captions have its features. Name and digest are those of this stream.
+        """
+        if self.newer is None:
+            return replace(self, learned=learned)
+        paths = {item.video: item.path for _, _, item in iter_items(self.newer)}
+        parts = [[tuple(replace(i, path=paths[i.video]) for i in getattr(t, s)) for s in SPLITS] for t in self.tasks]
+        tasks = tuple(StreamTask(task.name, task.categories, *part) for task, part in zip(self.tasks, parts))
+        return replace(self, tasks=tasks, text_features=self.newer.text_features, learned=learned)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -334,17 +347,3 @@ def iter_items(stream: Stream) -> Iterator[tuple[StreamTask, str, Item]]:
         for split in SPLITS:
             for item in getattr(task, split):
                 yield task, split, item
-
-
-def describe(stream: Stream) -> str:
-    """Return one line per task: its categories, videos and captions."""
-    lines = []
-    for task in stream.tasks:
-        counts = [
-            f"{split} {len(items)} videos, {sum(len(item.captions) for item in items)} captions"
-            for split in SPLITS
-            if (items := getattr(task, split))
-        ]
-        categories = "1 category" if len(task.categories) == 1 else f"{len(task.categories)} categories"
-        lines.append(f"{task.name}: {categories}; " + "; ".join(counts))
-    return "\n".join(lines)

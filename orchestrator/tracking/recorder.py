@@ -68,6 +68,7 @@ class Recorder:
             "ctvr.protocol": protocol_of(stream).kind,  # determines the columns of tables
             "ctvr.stream_digest": stream.digest,
             "ctvr.stream_content": stream.content,
+            **({"ctvr.upgrade_digest": stream.newer.digest} if stream.newer is not None else {}),
             "ctvr.frames": commits.made_of.get("frames", ""),
             "ctvr.presets": ",".join(self.experiment.presets),
             "ctvr.provenance": canonical(commits.made_of),

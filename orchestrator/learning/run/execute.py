@@ -34,8 +34,15 @@ from ctvr.orchestrator.learning.evaluation.protocols import protocol_of
 from ctvr.orchestrator.learning.evaluation.unseen import load_others, others_digest, prepare_others
 from ctvr.orchestrator.learning.record.commits import Commits
 from ctvr.orchestrator.learning.record.run_state import RunState
+from ctvr.orchestrator.learning.run.batch_checks import check_left_out, warn_of_long_queues
 from ctvr.orchestrator.learning.run.factory import load_backbone, make_method
-from ctvr.orchestrator.learning.run.upgrade import TwoTokenizers, check_upgrade, make_learner, new_experiment
+from ctvr.orchestrator.learning.run.upgrade import (
+    TwoTokenizers,
+    check_upgrade,
+    check_widths,
+    make_learner,
+    new_experiment,
+)
 from ctvr.orchestrator.learning.training.distributed import Workers
 from ctvr.orchestrator.learning.training.epoch_state import EpochReports, Report
 from ctvr.orchestrator.learning.training.loop import Loop, LoopConfig
@@ -45,6 +52,7 @@ from ctvr.orchestrator.settings.resolve import build_experiment
 from ctvr.orchestrator.store.paths import RunPaths
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.streams.newer import require_same, with_newer
 from ctvr.orchestrator.streams.stream import Stream
 
 log = logging.getLogger(__name__)
@@ -61,7 +69,6 @@ ZERO_SHOT_SETTINGS = (
     "precision",
     "deterministic",
 )
-MAX_DROPPED_FRACTION = 0.05  # share of a task's pairs per epoch, where batches cannot be split evenly
 
 
 @dataclass
@@ -97,9 +104,10 @@ def check_streams(experiment: Experiment, stream: Stream, places: RunPaths) -> N
     """Check the descriptions of the streams before any video is rendered or decoded.
 
     Raises:
-        ConfigError: for an unknown stream of the evaluation, a missing split, or too few pairs.
+        ConfigError: for an unknown stream of the evaluation or of an upgrade, a missing split, or too few pairs.
     """
     load_others(experiment.evaluation, stream, places, render=False)
+    check_upgrade(experiment, with_newer(stream, experiment.upgrade.stream, places.root))
     splits_of(experiment, stream)
     if experiment.trains_by_gradients:
         check_pairs(stream, experiment.data, experiment.run.workers)
@@ -147,24 +155,30 @@ def execute(
     store = places.open_store()
     store.check_writable()
     stream = stream or load_stream(experiment.run.stream, places.root, places.videos)
+    stream = with_newer(stream, complete.upgrade.stream, places.root)
     check_upgrade(complete, stream)
     backbone = load_backbone(experiment, stream, workers.device)
     data, frames = _open_data(experiment, stream, backbone, store, workers, places)
     stream = data.stream
     device, change = workers.device.type, complete.upgrade.task  # not recorded: earlier tasks do not depend on it
+    before, its = frames, ""
     if change:
-        newer = new_experiment(complete).track_reads(reads)
-        tower = load_backbone(newer, stream, workers.device)
-        assert isinstance(tower, Clip)  # `check_upgrade` admits streams of videos only
+        newer, second = new_experiment(complete).track_reads(reads), stream.after(change - 1)
+        tower = load_backbone(newer, second, workers.device)
+        assert isinstance(tower, Clip)  # `check_upgrade` admits streams of videos and their features only
         assert isinstance(backbone, Clip)
+        check_widths(complete, backbone, tower)
         tower.tokenize = tokens = TwoTokenizers(tower.tokenize, backbone.tokenize, complete.data.max_tokens)
-        after, its = _open_data(newer, stream.after(change - 1), tower, store, workers, places)
-        frames = frames if its == frames else digest_of([frames, its])
+        after, its = _open_data(newer, second, tower, store, workers, places)
+        if complete.upgrade.stream:  # without the videos that `data.skip_missing` dropped
+            require_same(stream, after.stream, complete.upgrade.stream)
+        its = "" if its == frames else its
+        frames = digest_of([frames, its]) if its else frames
     made_of = complete.environment_digests(stream, frames, device)
     key = complete.key_in(made_of)
     _check_agreement(workers, made_of | complete.file_digests())
     keeps = complete.tracking.keep_checkpoints  # adopted tasks would lack their checkpoints
-    shared = complete.prefixes(store, made_of) if reuse and not fresh and not keeps else None
+    shared = complete.prefixes(store, made_of | {"frames": before}, its) if reuse and not fresh and not keeps else None
     run = key if not fresh else workers.broadcast(f"{key}-{secrets.token_hex(4)}")
     commits = Commits(store, run, shared, made_of | complete.file_digests(), keeps)
     if workers.rank == 0 and (taken := commits.adopt_prefix(change - 1 if change else len(stream.tasks))):
@@ -183,7 +197,7 @@ def execute(
         mine = data.with_features(frozen_features(method, store, experiment.run.precision))
         if change and workers.broadcast(commits.finished(len(stream.tasks))) >= change - 1:
             reads.update(name for name in complete.settings if name.startswith("upgrade."))
-            new = make_method(newer, load_backbone(newer, stream, workers.device), stream).to(workers.device)
+            new = make_method(newer, load_backbone(newer, second, workers.device), second).to(workers.device)
             method, mine = make_learner(complete, new, method, after, tokens, data), after
         loop = Loop(method, mine, config, commits, workers, report, zero_shot, reads, epochs)
         if on_ready is not None:
@@ -255,42 +269,6 @@ def _open_data(
         }
         frames = digest_of([frames, others_digest(others, sources, split)])
     return data, frames
-
-
-def check_left_out(data: StreamData, seed: int, workers: Workers) -> None:
-    """Log the share of a task's pairs that several workers drop in its first epoch; refuse a large share.
-
-    Raises:
-        ConfigError: if a task drops more than `MAX_DROPPED_FRACTION`; the message names the first.
-    """
-    for index, task in enumerate(data.stream.method_tasks):
-        pairs, dealt = (sum(data.batch_sizes([index], seed, index, 0, size)) for size in (1, workers.size))
-        share = 1 - dealt / pairs
-        what = f"{pairs - dealt} of {pairs} pairs of {task.name} ({share:.0%})"
-        if share > MAX_DROPPED_FRACTION:
-            raise ConfigError(
-                f"an epoch would drop {what}, because batches are split evenly over {workers.size} workers",
-                "workers",
-                remedy="Use fewer workers, another data.batch_size or data.unique_videos=false.",
-            )
-        if share and workers.rank == 0:
-            log.info("an epoch drops %s, because batches are split evenly over workers", what)
-
-
-def warn_of_long_queues(experiment: Experiment, data: StreamData) -> None:
-    """Warn about tasks that have fewer pairs in an epoch than a momentum-contrast queue has keys."""
-    for group, config in (("method", experiment.method), ("base", experiment.base)):
-        if not (queue := getattr(config, "queue_size", 0)):
-            continue
-        tasks = range(len(data.stream.method_tasks))
-        pairs = [sum(data.batch_sizes([index], experiment.run.seed, index, 0)) for index in tasks]
-        if short := [data.stream.method_tasks[index].name for index in tasks if pairs[index] < queue]:
-            log.warning(
-                "%s.queue_size: %d is more than the %d items of an epoch of %s, so items are compared with older "
-                "keys of themselves. Use a smaller %s.queue_size.",
-                *(group, queue, min(pairs), short[0] if len(short) == 1 else f"{len(short)} tasks (the smallest)"),
-                group,
-            )
 
 
 def _check_agreement(workers: Workers, made_of: dict[str, str]) -> None:

@@ -235,14 +235,18 @@ def load_trained(folder: Path) -> TrainedModel:
         upgrade=replace(upgrade, weights="random", sha256="", activation="", mean=(), resize_mode=""),
     )
     saved = _saved(folder / "model.json", description.get(WEIGHT_SETTINGS, {}))
-    if tower.name == VECTORS:
-        clip: Clip | ResNet18 = saved_vectors(weights, str(folder))
-    else:
-        clip = load_tower(drawn, saved=saved.get("backbone"))
+
+    def tower_of(config: Experiment, group: str, prefix: str) -> Clip | ResNet18:
+        if config.backbone.name == VECTORS:
+            return saved_vectors(weights, str(folder), prefix)
+        return load_tower(config, saved=saved.get(group))
+
+    clip = tower_of(drawn, "backbone", "old." if upgrade.task else "")
     method = make_method(experiment, clip)
     earlier = [_task(each) for each in description.get("earlier_tasks", ())]
     if upgrade.task:
-        method, clip = _upgraded(drawn, method, clip, earlier, saved=saved.get("upgrade"))
+        newer = tower_of(new_experiment(drawn), "upgrade", "base.")
+        method, clip = _upgraded(drawn, method, clip, newer, earlier)
     for task in description["tasks"]:
         method.begin_task(_task(task))
     load_state(method, weights, {})
@@ -265,26 +269,25 @@ def _upgraded(
     experiment: Experiment,
     old: Method,
     former: Clip | ResNet18,
+    clip: Clip | ResNet18,
     earlier: Sequence[Task],
     stream: Stream | None = None,
-    saved: WeightSettings | None = None,
 ) -> tuple[Method, Clip]:
     """Return the method after an upgrade and its backbone, which tokenizes captions for both models.
 
     Args:
         experiment: a configuration with `upgrade.*`.
         old, former: new method on the backbone before the upgrade, and that backbone.
+        clip: the backbone after the upgrade.
         earlier: tasks that the old model learned.
         stream: as in `make_method`.
-        saved: as in `load_tower`, of the new backbone.
     """
-    newer = new_experiment(experiment)
-    clip = load_tower(newer, stream, saved)
-    assert isinstance(clip, Clip)  # `check_upgrade` admits streams of videos only
+    assert isinstance(clip, Clip)  # `check_upgrade` admits streams of videos and their features only
     assert isinstance(former, Clip)
     tokens = TwoTokenizers(clip.tokenize, former.tokenize, experiment.data.max_tokens, most=REMEMBERED)
     clip.tokenize = tokens
-    return make_upgraded(experiment, make_method(newer, clip, stream), old, earlier, tokens), clip
+    new = make_method(new_experiment(experiment), clip, stream)
+    return make_upgraded(experiment, new, old, earlier, tokens), clip
 
 
 def restore_from_commits(experiment: Experiment, commits: Commits, done: int, stream: Stream) -> TrainedModel:
@@ -294,7 +297,7 @@ def restore_from_commits(experiment: Experiment, commits: Commits, done: int, st
         experiment: configuration of the run.
         commits: commits of the run.
         done: number of finished tasks.
-        stream: its stream, which may hold precomputed features instead of videos.
+        stream: its stream, which may hold precomputed features instead of videos (after an upgrade, `with_newer`).
 
     Raises:
         MissingObject: if the run has no commit of that task, or `ctvr cache gc` removed its weights.
@@ -304,7 +307,8 @@ def restore_from_commits(experiment: Experiment, commits: Commits, done: int, st
     method = make_method(experiment, clip)
     if 0 < experiment.upgrade.task <= done:
         whole, stream = stream, stream.after(experiment.upgrade.task - 1)
-        method, clip = _upgraded(experiment, method, clip, tasks_of(whole)[: stream.learned], stream)
+        newer = load_tower(new_experiment(experiment), stream)
+        method, clip = _upgraded(experiment, method, clip, newer, tasks_of(whole)[: stream.learned], stream)
     method.gallery_is_fresh = method.declared.reencodes_gallery or protocol_of(stream).reencodes_gallery
     pretrained = PretrainedSnapshot(method)
     repeat_tasks(method, stream, galleries, torch.device("cpu"), lambda task: method.eval().begin_task(task))

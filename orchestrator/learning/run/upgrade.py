@@ -1,9 +1,9 @@
-"""Upgrade of the model within a stream: `upgrade.task=3 upgrade.backbone=NAME`.
+"""Upgrade of the model within a stream: `upgrade.task=3 upgrade.backbone=NAME`, or `upgrade.stream=NAME` for features.
 
 Tasks before `upgrade.task` run as they do without an upgrade, so their commits may come from such a run. Then a new
 method on the new backbone, with the same settings, learns the other tasks as a separate stream, and the index keeps the
 old method's features (methods/families/upgrade.py). The commits of later tasks hold the weights of both, so that a run
-resumes from its last commit alone.
+resumes from its last commit alone. Features of a new embedder are those of a second stream (`Stream.newer`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from ctvr.methods import find_method
+from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Method, Task
 from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.families.upgrade import Upgraded
 from ctvr.orchestrator.data.batches import StreamData, cut_tokens
+from ctvr.orchestrator.data.imported_features import CaptionLookup
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.evaluation.protocols import protocol_of
 from ctvr.orchestrator.streams.stream import Stream
@@ -46,22 +48,26 @@ def check_upgrade(experiment: Experiment, stream: Stream) -> None:
     reason = ""
     if protocol_of(stream).kind != "ctvr" or protocol_of(stream).reencodes_gallery or declared.reencodes_gallery:
         reason = f"needs an index that is never encoded again, which {experiment.name} on {stream.name} does not keep"
-    elif stream.has_features or stream.text_features:
-        reason = f"needs videos, but {stream.name} has features of one model"
     elif declared.needs_umt or declared.several_text_vectors or declared.normalizes_scores or owns_score:
         reason = f"needs captions and videos of one vector, compared by their dot product, unlike {experiment.name}"
     if reason:
         raise ConfigError(f"{task} {reason}", "upgrade.task", remedy="Use upgrade.task=0, or clip4clip on shapes-5.")
+    if (stream.has_features or stream.text_features) and stream.newer is None:
+        fault = f"{task} needs features of the new embedder, but {stream.name} has those of one embedder"
+        raise ConfigError(fault, "upgrade.task", remedy="Use upgrade.stream=NAME.")
+    mid_task = "scores are comparable at the end of a task only"
+    unseen = "other streams have features of one embedder only"
     refused = {
-        "evaluation.select": evaluation.select == "best",
-        "evaluation.every_epoch": evaluation.every_epoch,
-        "evaluation.oracle_task": evaluation.oracle_task,
+        "select": (evaluation.select == "best", mid_task),
+        "every_epoch": (evaluation.every_epoch, mid_task),
+        "oracle_task": (evaluation.oracle_task, mid_task),
+        "also": (evaluation.also and stream.newer, unseen),
+        "distractors": (evaluation.distractors and stream.newer, unseen),
     }
-    if wrong := [name for name, is_set in refused.items() if is_set]:
-        raise ConfigError(
-            f"{wrong[0]}: cannot be used with upgrade.task={task}, whose scores are comparable at the end of a task "
-            "only. Omit it."
-        )
+    for name, (is_set, why) in refused.items():
+        if is_set:
+            fault = f"cannot be used with upgrade.task={task}, because {why}"
+            raise ConfigError(fault, f"evaluation.{name}", remedy="Omit it.")
     for part in stream.method_tasks:
         if len(part.train) < 3:
             raise ConfigError(
@@ -71,8 +77,19 @@ def check_upgrade(experiment: Experiment, stream: Stream) -> None:
             )
 
 
+def check_widths(experiment: Experiment, old: Clip, new: Clip) -> None:
+    """Refuse captions of the new model that search the old videos unchanged, if the models differ in width.
+
+    Raises:
+        ConfigError: if so.
+    """
+    if experiment.upgrade.queries == "new" and old.embed_dim != new.embed_dim:
+        fault = f"new needs models of one width, but the old one has {old.embed_dim} and the new one {new.embed_dim}"
+        raise ConfigError(fault, "upgrade.queries", remedy="Use upgrade.queries=both or map.")
+
+
 def new_experiment(experiment: Experiment) -> Experiment:
-    """Return the experiment with the new backbone."""
+    """Return the experiment with the new backbone, or with towers over the new features."""
     tower = experiment.upgrade.tower
     named = {f"backbone.{each.name}": getattr(tower, each.name) for each in fields(tower)}
     return replace(experiment, backbone=tower, settings={**experiment.settings, **named})
@@ -108,7 +125,7 @@ class TwoTokenizers:
     def translate(self, tokens: Tensor) -> Tensor:
         """Convert captions from new tokens (B, L) to tokens of the old tokenizer (B, L'), on the same device."""
         found = torch.stack([self._known[_key(row)] for row in tokens.cpu().numpy()])
-        return found[:, : int((found != 0).any(dim=0).nonzero().max()) + 1].to(tokens.device)
+        return found[:, : int((found != 0).any(dim=0).cumsum(0).argmax()) + 1].to(tokens.device)
 
 
 def _key(row: np.ndarray[Any, Any]) -> bytes:
@@ -136,7 +153,14 @@ def make_upgraded(
         old.begin_task(task)
     old.to(device)
     about = experiment.upgrade.queries, experiment.upgrade.map
-    return Upgraded(new, old, len(tasks), tokens.translate, *about, tokens(["a"]).to(device)).to(device)
+    probe = _caption(tokens.new).to(device), _caption(tokens.old).to(device)
+    return Upgraded(new, old, len(tasks), tokens.translate, *about, probe).to(device)
+
+
+def _caption(tokenize: Callable[[list[str]], Tensor]) -> Tensor:
+    """Return tokens (1, L) of a caption, of whose feature only the width is read."""
+    is_table = isinstance(tokenize, CaptionLookup)
+    return torch.zeros(1, 1, dtype=torch.int64) if is_table else tokenize(["a"])
 
 
 def make_learner(

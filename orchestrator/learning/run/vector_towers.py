@@ -6,7 +6,7 @@ from ctvr.methods import find_method
 from ctvr.methods.backbone.architectures import IMPORTED, VECTORS
 from ctvr.methods.backbone.vectors import Vectors
 from ctvr.methods.base import Method
-from ctvr.orchestrator.data.imported_features import check_center, load_vectors
+from ctvr.orchestrator.data.imported_features import check_center, features_name, load_vectors
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.settings.experiment import Experiment
 from ctvr.orchestrator.streams.stream import Stream
@@ -49,7 +49,7 @@ def make_vectors(experiment: Experiment, stream: Stream) -> Vectors:
     text, video = towers.text.width, towers.vision.width
     has_parameters = find_method(experiment.run.method).param_groups is not Method.param_groups
     if text != video and not (has_parameters or experiment.capabilities.learns_in_end_task):
-        fault = f"{experiment.name} learns nothing, but in stream {stream.name} captions have width {text}"
+        fault = f"{experiment.name} learns nothing, but in stream {features_name(stream)} captions have width {text}"
         raise ConfigError(f"{fault} and videos {video}", "method", remedy=USE_HEADS)
     return towers
 

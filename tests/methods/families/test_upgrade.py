@@ -46,7 +46,7 @@ def drawn(width: int, seed: int) -> Table:
 
 def upgraded(queries="both", kind="procrustes", widths=(5, 3), old=None) -> Upgraded:
     old = old or drawn(widths[1], 1)
-    method = Upgraded(drawn(widths[0], 0), old, 2, lambda tokens: tokens, queries, kind, CAPTIONS[:1])
+    method = Upgraded(drawn(widths[0], 0), old, 2, lambda tokens: tokens, queries, kind, (CAPTIONS[:1], CAPTIONS[:1]))
     method.set_pair_source(Pairs())
     method.begin_task(make_task(0))
     method.measure_old(batches())

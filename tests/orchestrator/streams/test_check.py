@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from ctvr.orchestrator.streams.captions import correct_encoding, decode_entities
-from ctvr.orchestrator.streams.check import check_stream
+from ctvr.orchestrator.streams.check import check_stream, describe
 from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask
 from tests.refusing import missing_from
 
@@ -165,3 +165,9 @@ def test_cut_captions_and_those_that_become_equal_are_counted() -> None:
     assert missing_from(line, "4 of 7", "t0v1", 3) == []  # t0v0 trains, too
     assert "77" not in check_stream(stream([[["dog " * 75]]]))
     assert "77" not in check_stream(dataclasses.replace(made, text_features="features.npz"))
+
+
+def test_the_description_counts_videos_and_captions() -> None:
+    found = describe(stream([[["a", "b"], ["c"]], [["d"]]]))
+    assert found.splitlines()[0] == "task_0: 1 category; train 1 videos, 2 captions; test 2 videos, 3 captions"
+    assert len(found.splitlines()) == 2

@@ -11,7 +11,7 @@ import pytest
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.load import available_streams, load_stream
 from ctvr.orchestrator.streams.manifest import parse_manifest
-from ctvr.orchestrator.streams.stream import Stream, describe
+from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.streams.survivors import survivors_note
 from ctvr.orchestrator.streams.videos import check_videos, drop_videos, missing_videos
 from tests.refusing import refuses
@@ -308,8 +308,3 @@ def test_a_task_is_never_left_without_train_or_test_videos(manifest: dict[str, A
     stream = parse_manifest(manifest, "m", tmp_path)
     with refuses("1", "task_02", where="data.skip_missing"):
         drop_videos(stream, stream.items(1, "train"))
-
-
-def test_the_description_counts_videos_and_captions(manifest: dict[str, Any]) -> None:
-    text = describe(parse_manifest(manifest, "m", Path("/base")))
-    assert text.splitlines()[0] == "task_01: 2 categories; train 2 videos, 3 captions; test 2 videos, 2 captions"

@@ -47,12 +47,8 @@ RUNS: dict[str, tuple[dict[str, object], str, str]] = {  # method and settings -
     f"clip4clip {NEW}=0": ({}, "upgrade.backbone", "Add upgrade.task=N"),
     f"upper_bound {NEW}=2": ({}, "upgrade.task", "never encoded again"),
     f"xpool {NEW}=2": ({}, "upgrade.task", "unlike xpool"),
-    f"clip4clip evaluation.oracle_task=true {NEW}=2": (
-        {},
-        "",
-        "evaluation.oracle_task: cannot be used with upgrade",
-    ),
-    f"clip4clip evaluation.select=best {NEW}=2": ({}, "", "evaluation.select: cannot be used with upgrade"),
+    f"clip4clip evaluation.oracle_task=true {NEW}=2": ({}, "evaluation.oracle_task", "cannot be used with upgrade"),
+    f"clip4clip evaluation.select=best {NEW}=2": ({}, "evaluation.select", "cannot be used with upgrade"),
 }
 
 
