@@ -109,3 +109,13 @@ def test_the_old_model_stays_frozen_and_in_evaluation_mode():
     assert method.training
     assert not method.old.training
     assert not any(p.requires_grad for p in method.old.parameters())
+
+
+def test_unmapped_captions_search_all_videos_as_the_new_model_encodes_them():
+    method = upgraded("new", widths=(5, 5))
+    for task in (-2, -1, 0):
+        found = method.encode_text(CAPTIONS, task)
+        torch.testing.assert_close(found[:, :5], method.base.texts, rtol=0, atol=0)
+        assert torch.equal(found[:, 5:], method.scales[NEW].expand(12, 2))
+        assert torch.equal(method.move_text(method.encode_text_once(CAPTIONS), task), found)
+    assert method.text_passes == 1
