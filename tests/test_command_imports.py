@@ -27,6 +27,7 @@ MAY = {
     "runs": "",
     "runs show": "",
     "streams check": "",
+    "streams export-script": "",
     "explain": "torch",  # whether the key is the same today
     "search": "torch open_clip torchvision",
 }
@@ -80,6 +81,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         "search": ["search", "a red circle", "--model", "zero_shot"],
         "runs": ["runs"],
         "streams check": ["streams", "check", str(manifest)],
+        "streams export-script": ["streams", "export-script", "open-clip"],
         "runs show": ["runs", "show", "zero_shot"],
     }
     first = {name: given(folder, made[name]) for name in ("run", "table", "report")}

@@ -15,6 +15,7 @@ from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
 from ctvr.orchestrator.cli.main import make_parser
 from ctvr.orchestrator.config import check_value
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.exporters.script import SCRIPTS, script_of
 from ctvr.orchestrator.importers.command import _check_words, parse_file_arguments
 from ctvr.orchestrator.on_ray.plan import SearchConfig
 from ctvr.orchestrator.on_ray.search_space import WHERE
@@ -117,6 +118,11 @@ def check_ctvr(words: list[str]) -> None:
 
 
 @cache
+def _options_of_scripts() -> set[str]:
+    return {each for name in SCRIPTS for each in re.findall(r'"(--[a-z][\w-]*)"', script_of(name))}
+
+
+@cache
 def presets_known(method: str) -> set[str]:
     return {
         preset for owner in ([method] if method else [*EVERY_METHOD, *CONFIGURATIONS]) for preset in presets_of(owner)
@@ -167,7 +173,7 @@ def test_settings_and_options_that_a_document_names_exist(document):
         except (ConfigError, AssertionError) as error:
             pytest.fail(f"{document.name}: {name}{value}\n  {error}")
     if document.name not in OTHER_TOOLS:
-        assert set(re.findall(r"`(--[a-z][\w-]*)", text)) - options_of(PARSER) == set()
+        assert set(re.findall(r"`(--[a-z][\w-]*)", text)) - options_of(PARSER) - _options_of_scripts() == set()
 
 
 def options_of(parser: argparse.ArgumentParser) -> set[str]:

@@ -40,6 +40,8 @@ WHY_NOT = {
     "ctvr attach.*|python cluster/.*": "a cluster: tests/cluster",
     "ctvr streams import (msrvtt(-qa)?|actnet|cvlm|cifar-10|tiny-imagenet) .*": "its own files: importers' tests",
     "ctvr streams check NAME --features FOLDER": "canaries of an embedder: tests/orchestrator/vectors",
+    "ctvr streams (import features .* features=features .*|check mine --features features)": "features of a script: "
+    "tests/orchestrator/exporters",
     "ctvr streams check msrvtt-10": "a benchmark's stream, imported from its own files",
     ".*backbone.weights=openai": "downloads weights",
     "python docs/typed_queries.py .*": "three trained models of the whole embedded stream",
@@ -64,6 +66,7 @@ FILLED = {
 }
 FILLED_IN = {
     "ctvr streams check NAME": "mine",
+    "ctvr streams export-script NAME": "open-clip",
     "ctvr doctor --stream NAME": "mine",
     "ctvr report NAME": "shapes-5",
     "ctvr table NAME": "shapes-5",

@@ -54,7 +54,7 @@ MAY: dict[str, set[str]] = {
         "learning.training learning.evaluation settings data importers streams synthetic video "
         "store methods search_spaces",
         "sweep": "cli ctvr",
-        "cli": "jobs sweeps catalog execution doctor importers vectors streams tables tracking settings",
+        "cli": "jobs sweeps catalog execution doctor exporters importers vectors streams tables tracking settings",
         # synthetic: a video that the probe of `ctvr doctor --gpu` decodes
         "jobs": "sweeps execution method_checks serving pages retrieval on_ray tables tracking migration "
         "learning.run learning.training learning.evaluation learning.record settings keys figures "
@@ -86,6 +86,7 @@ MAY: dict[str, set[str]] = {
         "keys": "data streams store methods",
         "figures": "",
         "data": "streams video store methods sandbox",
+        "exporters": "importers vectors data video",  # readers of tables and videos, whose text a script copies
         "importers": "vectors data streams video",  # data: arrays of features; vectors: their cards
         "vectors": "data synthetic",  # data: arrays; synthetic: the clips by which an embedder is recognised
         "streams": "synthetic video",  # video: the endings of files
@@ -114,9 +115,11 @@ LIBRARIES: dict[str, set[str]] = {
         "av": "video synthetic doctor",
         "decord": "video",
         "torchcodec": "video",
-        "open_clip": "methods learning method_checks tools",
+        "open_clip": "methods learning method_checks tools exporters",
         "torch": "methods keys learning data on_ray jobs sweeps catalog tracking retrieval method_checks migration "
-        "tools",
+        "tools exporters",
+        "transformers": "exporters",
+        "sentence_transformers": "exporters",
     }.items()
 }
 # Importing one of these loads neither torch nor what only a learner needs: a command answers, and a trial's driver
@@ -125,6 +128,7 @@ TORCH_FREE = (
     "cli",
     "doctor",
     "tables",
+    "exporters.script",
     "importers",
     "streams",
     "video",

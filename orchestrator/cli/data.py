@@ -16,6 +16,7 @@ from ctvr.orchestrator.cli.options import (
 )
 from ctvr.orchestrator.cli.sweep import MAIN_JOB
 from ctvr.orchestrator.errors import ConfigError, CtvrError
+from ctvr.orchestrator.exporters.script import SCRIPTS, script_of, write_script
 
 
 def add_streams(commands: Any) -> None:
@@ -96,8 +97,21 @@ def add_streams(commands: Any) -> None:
     add_execution_options(exporter)
     add_settings(exporter)
     exporter.set_defaults(run=_streams_export)
+    _add_script(actions)
     add_execution_options(parser, folders=("runs",))
     parser.set_defaults(run=_streams_list)
+
+
+def _add_script(actions: Any) -> None:
+    each = "; ".join(f"{name}: {models}" for name, (_, models) in SCRIPTS.items())
+    script = actions.add_parser(
+        "export-script",
+        help="print a Python script that computes features with another model, without ctvr",
+        description=f"Prints a script for `ctvr streams import features`. Names of scripts: {each}.",
+    )
+    script.add_argument("script", metavar="NAME", help=f"name of the script: {', '.join(SCRIPTS)}")
+    script.add_argument("--out", type=user_path, metavar="FILE", help="new file for the script (default: stdout)")
+    script.set_defaults(run=_streams_script, is_verbatim=True)
 
 
 def _streams_list(arguments: argparse.Namespace) -> str:
@@ -130,6 +144,11 @@ def _streams_canaries(arguments: argparse.Namespace) -> str:
     from ctvr.orchestrator.vectors.canaries import write_canaries
 
     return write_canaries(arguments.folder)
+
+
+def _streams_script(arguments: argparse.Namespace) -> str:
+    text = script_of(arguments.script)
+    return text.removesuffix("\n") if arguments.out is None else write_script(text, arguments.out)
 
 
 def _streams_import(arguments: argparse.Namespace) -> str:

@@ -21,6 +21,7 @@ ctvr: experiments in continual text-to-video retrieval
   own videos  ctvr streams import csv table=TABLE.csv --videos FOLDER
               ctvr frames FILE, ctvr frames FOLDER                frames of a video; unreadable videos of a folder
   embedders   ctvr migrate OLD NEW                                switch embedders: map, re-encode or stay
+              ctvr streams export-script NAME                     a script that computes features without ctvr
   own method  ctvr new method NAME, ctvr check-method NAME        a runnable template; contract checks
   maintain    ctvr doctor, ctvr cache ls|verify|gc, ctvr sync, ctvr rebuild, ctvr explain RUN
 

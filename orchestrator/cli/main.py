@@ -232,7 +232,8 @@ def _run(argv: list[str] | None) -> int:
         is_training = arguments is not None and arguments.command in TRAINING
         kept = " Finished tasks are kept; the same command resumes from them." if is_training else ""
         return _fail(f"stopped.{kept}", Interrupted.status)
-    return _print(redact(text)) if text else 0
+    is_verbatim = getattr(arguments, "is_verbatim", False)  # a program text, which redaction would change
+    return _print(text if is_verbatim else redact(text)) if text else 0
 
 
 def _no_memory(what: str) -> str:

@@ -41,7 +41,7 @@ def import_csv(
     read = read_table(table, needs_task=not rule)
     rows = [(line, row, captions, _segment(table, line, row)) for line, row, captions in read]
     ordered = _apply(table, rows, rule) if rule else []
-    ids = _ids((row["video"], segment) for _, row, _, segment in rows)
+    ids = name_segments((row["video"], segment) for _, row, _, segment in rows)
     builder, reader = Builder(videos, out), Reader(str(table))
     seen: dict[tuple[str, Any], tuple[tuple[str, ...], dict[str, Any]]] = {}
     tasks: dict[str, dict[str, Any]] = {}
@@ -101,11 +101,16 @@ def _describe_task_names(names: Sequence[str]) -> str:
 
 def ids_of(table: Path) -> list[str]:
     """Return the ids that `import_csv` gives the videos of a table, in the order of its lines."""
-    rows = ((row["video"], _segment(table, line, row)) for line, row, _ in read_table(table))
-    return list(_ids(rows).values())
+    return list(name_segments(key for key, _, _ in read_segments(table)).values())
 
 
-def _ids(rows: Iterable[tuple[str, Any]]) -> dict[tuple[str, Any], str]:
+def read_segments(table: Path) -> Iterator[tuple[tuple[str, Any], dict[str, str], list[str]]]:
+    """Yield for each row of a table its video with its segment (None: the whole video), its cells and its captions."""
+    for line, row, captions in read_table(table):
+        yield (row["video"], _segment(table, line, row)), row, captions
+
+
+def name_segments(rows: Iterable[tuple[str, Any]]) -> dict[tuple[str, Any], str]:
     """Return the ID of each (video, segment); it includes the segment if the video has several."""
     keys = list(dict.fromkeys(rows))
     counts = Counter(video for video, _ in keys)

@@ -64,6 +64,7 @@ REFUSED = [
     "streams check shapes-5 --features nope",
     "streams canaries /dev/null",
     "streams export out nope",
+    "streams export-script nope",
     "cache build nope",
     "cache build shapes-5 data.num_frames=0",
     "cache gc",
