@@ -100,7 +100,7 @@ def write_script(text: str, out: Path) -> str:
 def _join(entry: _Module, note: str) -> str:
     """Return the module `entry`, whose `main` the script runs, with all definitions that it reaches."""
     used: dict[ast.stmt, _Module] = {}
-    libraries: dict[str, str] = {}  # name -> the statement that imports it
+    libraries: dict[str, set[str]] = {}  # name -> the statements that import it
     waiting = [(entry, statement) for each in entry.definitions.values() for statement in each]
     while waiting:
         module, statement = waiting.pop()
@@ -111,13 +111,14 @@ def _join(entry: _Module, note: str) -> str:
             assert not isinstance(node, ast.ImportFrom) or not str(node.module).startswith("ctvr."), module.path
             if not isinstance(node, ast.Name):
                 continue
-            if (found := module.origin(node.id)) is not None:
-                waiting += [(found[0], each) for each in found[0].definitions[found[1]]]
+            if (origin := module.origin(node.id)) is not None:
+                waiting += [(origin[0], each) for each in origin[0].definitions[origin[1]]]
             elif node.id in module.imports:
-                text = "\n".join(_import_of(each, node.id) for each in module.imports[node.id])
-                text = "\n".join(sorted({*text.split("\n"), *filter(None, libraries.get(node.id, "").split("\n"))}))
-                assert node.id == "importlib" or "\n" not in text, f"{node.id} has two meanings: {text}"
-                libraries[node.id] = text
+                libraries.setdefault(node.id, set()).update(
+                    _import_of(each, node.id) for each in module.imports[node.id]
+                )
+    for name, found in libraries.items():
+        assert len(found) == 1 or all(each.startswith(f"import {name}.") for each in found), f"{name}: {found}"
     own: list[_Module] = []
     others: list[_Module] = []
     # our modules use the others inside functions only, so they come first
@@ -125,7 +126,7 @@ def _join(entry: _Module, note: str) -> str:
         if each in used.values():
             (own if each.path.parent == entry.path.parent else others).append(each)
     names = _new_names([*own, *others], used)
-    imports = sorted({line for each in libraries.values() for line in each.split("\n")}, key=_import_key)
+    imports = sorted(set().union(*libraries.values()), key=_import_key)
     parts = [f'"""{entry.document}"""', f"# {note}", "from __future__ import annotations", "\n".join(imports)]
     for title, modules in (("Model and export", own), ("Readers of tables and videos, copied from ctvr", others)):
         texts = [_renamed(each, one, names) for each in modules for one in each.texts if used.get(one) is each]
