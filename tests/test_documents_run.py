@@ -42,6 +42,7 @@ WHY_NOT = {
     "ctvr streams check NAME --features FOLDER": "canaries of an embedder: tests/orchestrator/vectors",
     "ctvr streams (import features .* features=features .*|check mine --features features)": "features of a script: "
     "tests/orchestrator/exporters",
+    "ctvr search a red square .* --model head_linear": "a card's text tower: tests/orchestrator/retrieval",
     "ctvr streams check msrvtt-10": "a benchmark's stream, imported from its own files",
     ".*backbone.weights=openai": "downloads weights",
     "python docs/typed_queries.py .*": "three trained models of the whole embedded stream",

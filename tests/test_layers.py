@@ -74,7 +74,8 @@ MAY: dict[str, set[str]] = {
         "pages": "retrieval tables streams video",
         # learning.evaluation: ties in ranks
         "migration": "learning.evaluation data streams methods",
-        "retrieval": "learning.run learning.evaluation data streams video store methods",
+        # settings: the backbone that a card names
+        "retrieval": "learning.run learning.evaluation settings vectors data streams video store methods",
         # data: the queries that an evaluation ranks
         "method_checks": "learning.training learning.evaluation learning.record settings keys data methods",
         "learning.run": "learning.training learning.evaluation learning.record settings keys data streams store "

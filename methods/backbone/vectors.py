@@ -76,17 +76,40 @@ class VideoVectors(VisionTower, _Parts):
 
 
 class CaptionTable(nn.Module):
-    """Vectors of all captions, a constant that copies of a tower share."""
+    """Vectors of all captions, a constant that copies of a tower share; those of other texts follow the captions'."""
 
     rows: Tensor
     starts: Tensor
+    center: Tensor | None
 
-    def __init__(self, rows: Tensor, starts: Tensor) -> None:
-        """Keep `rows` (R, d'), of which caption i has `starts[i]` to `starts[i + 1]` (N + 1,)."""
+    def __init__(self, rows: Tensor, starts: Tensor, center: Tensor | None = None) -> None:
+        """Keep `rows` (R, d'), of which caption i has `starts[i]` to `starts[i + 1]` (N + 1,).
+
+        `center` (d',) is subtracted from the vectors of other texts; that of `rows` must be subtracted already. It is
+        part of a saved model.
+        """
         super().__init__()
         self.register_buffer("rows", rows, persistent=False)
         self.register_buffer("starts", starts, persistent=False)
+        self.register_buffer("center", center)
+        self.captions = len(starts) - 1
         self.longest = int((starts[1:] - starts[:-1]).max()) if len(starts) > 1 else 1
+
+    def subtract(self, center: Tensor) -> None:
+        """Subtract a vector (d',) from all rows, and from those of other texts."""
+        self.rows -= center
+        self.center = center
+
+    def hold(self, vectors: Tensor) -> Tensor:
+        """Keep vectors (Q, d') of texts that are not captions, instead of earlier ones; return their numbers (Q,)."""
+        vectors = vectors.to(self.rows)
+        last = int(self.starts[self.captions])
+        if len(self.rows) - last < len(vectors):
+            self.rows = F.pad(self.rows[:last], (0, 0, 0, len(vectors)))
+        self.rows[last : last + len(vectors)] = vectors if self.center is None else vectors - self.center
+        number = torch.arange(1, len(vectors) + 1, device=self.starts.device)
+        self.starts = torch.cat([self.starts[: self.captions + 1], last + number])
+        return self.captions + number - 1
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CaptionTable:
         return self

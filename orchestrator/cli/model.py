@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from ctvr.orchestrator.cli.options import add_execution_options, get_existing_runs, get_runs_of_model, user_path
 from ctvr.orchestrator.console import say
+from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.interpreter import leave
 
 
@@ -16,7 +17,13 @@ def add_search(commands: Any) -> None:
         help="find the videos that match a text, with a trained model",
         description="Searches the videos of the stream that the model was trained on, or those of --gallery.",
     )
-    parser.add_argument("text", nargs="+", help="queries, each a quoted text")
+    parser.add_argument("text", nargs="*", help="queries, each a quoted text")
+    parser.add_argument(
+        "--vectors",
+        type=user_path,
+        metavar="FILE",
+        help="array .npy (queries, d) or (d,) of query vectors, instead of texts; for a model over imported features",
+    )
     _add_model(parser)
     parser.add_argument(
         "-k", type=int, default=10, metavar="N", help="number of videos for each query (default: %(default)s)"
@@ -41,13 +48,16 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _search(arguments: argparse.Namespace) -> str:
+    if not arguments.text and arguments.vectors is None:
+        raise ConfigError("no query was given", "search", remedy="Write a text in quotes, or --vectors FILE.npy.")
     if len(arguments.text) > 2 and not any(" " in text for text in arguments.text):
         whole = " ".join(arguments.text)
         say(f"search: these are {len(arguments.text)} texts of one word each. For one text write {whole!r}")
     execution = get_runs_of_model(arguments)
     from ctvr.orchestrator.jobs.query import run_query
 
-    return run_query(arguments.text, arguments.model, execution, arguments.k, arguments.among, arguments.html)
+    given = arguments
+    return run_query(given.text, given.model, execution, given.k, given.among, given.html, given.vectors)
 
 
 def add_serve(commands: Any) -> None:

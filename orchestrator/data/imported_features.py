@@ -9,7 +9,7 @@ Shapes: T stored vectors, d numbers of a vector, N captions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,20 +86,29 @@ class FeatureSource(ArraySource):
 
 
 class CaptionLookup:
-    """Tokenizer of a stream with features of captions: captions -> (N, 1) rows of its `Table`."""
+    """Tokenizer of a stream with features of captions: texts -> (N, 1) rows of its `CaptionTable`.
 
-    def __init__(self, texts: Iterable[str], name: str) -> None:
+    Attributes:
+        encode: texts -> vectors (N, d') of texts that are not captions; None: they are refused.
+    """
+
+    def __init__(self, texts: Iterable[str], table: CaptionTable, name: str) -> None:
         self.rows = {text: row for row, text in enumerate(texts)}
-        self.name = name
+        self.table, self.name = table, name
+        self.encode: Callable[[list[str]], Tensor] | None = None
 
     def __call__(self, texts: list[str]) -> Tensor:
-        for text in texts:
-            if text not in self.rows:
-                raise ConfigError(
-                    f"{self.name}: has no features of the text {text[:60]!r}, and no text tower to compute them. Add "
-                    "it to the stream's text features."
-                )
-        return torch.tensor([[self.rows[text]] for text in texts], dtype=torch.int64)
+        others = [text for text in dict.fromkeys(texts) if text not in self.rows]
+        rows = self.rows
+        if others and self.encode is None:
+            raise ConfigError(
+                f"{self.name}: has no features of the text {others[0][:60]!r}, and no text tower to compute them. Add "
+                "it to the stream's text features."
+            )
+        if others and self.encode is not None:
+            numbers = dict(zip(others, self.table.hold(self.encode(others)).tolist()))
+            rows = {text: self.rows.get(text, numbers.get(text, 0)) for text in texts}
+        return torch.tensor([[rows[text]] for text in texts], dtype=torch.int64)
 
 
 def attach_features(clip: Clip, stream: Stream) -> Clip:
@@ -134,12 +143,12 @@ def load_vectors(stream: Stream, is_centered: bool = False) -> Vectors:
     """
     assert stream.text_features is not None
     texts, table = caption_features(Path(stream.text_features))
-    lookup = CaptionLookup(texts, features_name(stream))
+    lookup = CaptionLookup(texts, table, features_name(stream))
     first = _first_items(stream)
     rows = lookup([caption for item in first for caption in item.captions])
     if is_centered:
         vectors, counts = table(rows[:, 0])
-        table.rows -= vectors.sum(dim=(0, 1)) / counts.sum()
+        table.subtract(vectors.sum(dim=(0, 1)) / counts.sum())
     videos = first_videos(stream)
     towers = Vectors(videos.shape[1], table, lookup)
     if towers.vision.width != towers.text.width:
@@ -162,8 +171,9 @@ def saved_vectors(weights: Mapping[str, Tensor], name: str, prefix: str = "") ->
     text, video = (
         next(value for key, value in own.items() if key.endswith(f".{tower}.proj")) for tower in ("text", "vision")
     )
-    table = CaptionTable(torch.zeros(1, text.shape[0]), torch.arange(2))
-    return Vectors(video.shape[0], table, CaptionLookup([], name))
+    center = next((value for key, value in own.items() if key.endswith("text.table.center")), None)
+    table = CaptionTable(torch.zeros(1, text.shape[0]), torch.arange(2), center)
+    return Vectors(video.shape[0], table, CaptionLookup([], table, name))
 
 
 def first_videos(stream: Stream) -> Tensor:

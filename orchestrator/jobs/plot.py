@@ -14,7 +14,8 @@ from ctvr.orchestrator.output_dir import publish
 from ctvr.orchestrator.pages.frames import draw_attention, draw_expert_weights, draw_merges, encode_pictures
 from ctvr.orchestrator.retrieval.attention import attention_maps, expert_weights, merges, score_matrices
 from ctvr.orchestrator.retrieval.drift import text_drift
-from ctvr.orchestrator.retrieval.model import Model, videos_of
+from ctvr.orchestrator.retrieval.model import Model
+from ctvr.orchestrator.retrieval.video_files import videos_of
 from ctvr.orchestrator.streams.stream import Item
 
 Kind = Literal["attention", "merges", "gates", "scores", "drift"]

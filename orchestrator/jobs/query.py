@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ctvr.orchestrator.console import printable, say
+from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.pages.html import check_page, write_page
 from ctvr.orchestrator.retrieval.checks import check_query
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ctvr.orchestrator.retrieval.model import Hit
 
 
@@ -22,28 +25,47 @@ def run_query(
     k: int = 10,
     among: Path | None = None,
     html: Path | None = None,
+    vectors: Path | None = None,
 ) -> str:
-    """Return the k best videos for each text by the model called `name` (`jobs.load_model.load`).
+    """Return the k best videos for each query by the model called `name` (`jobs.load_model.load`).
 
     Args:
+        texts: the queries; empty with `vectors`.
+        vectors: a file of query vectors for a model over imported features, instead of texts.
         among: a folder of videos to search; None: the videos of the model's stream.
         html: a file for the contact sheet; None: no contact sheet.
 
     Raises:
-        ConfigError: for an unknown model, an empty text, missing videos, or a file that cannot be written.
+        ConfigError: for an unknown model, an empty text, texts and vectors together, missing videos, or a file that
+            cannot be read or written.
     """
-    check_query(texts, k)
+    given = _read_vectors(vectors, texts) if vectors is not None else None
+    check_query([str(vectors)] if given is not None else texts, k)
     if html is not None:
         check_page(html)
     from ctvr.orchestrator.jobs.load_model import load  # imports torch
     from ctvr.orchestrator.pages.contact_sheet import contact_sheet
 
     model = load(name, execution)
-    found = [(text, model.search(text, k, among)) for text in texts]
+    if vectors is not None and given is not None:
+        named = [f"{vectors.name}[{row}]" for row in range(len(given))]
+        found = [(label, model.search(row, k, among)) for label, row in zip(named, given)]
+    else:
+        found = [(text, model.search(text, k, among)) for text in texts]
     if html is not None:
         asked = f"{model.method}, trained on {model.settings['stream']} ({name})"
         say(f"written: {write_page(html, contact_sheet(found, asked))}")
     return "\n\n".join(hits_text(text, hits) for text, hits in found)
+
+
+def _read_vectors(file: Path, texts: Sequence[str]) -> np.ndarray:
+    if texts:
+        raise ConfigError(
+            f"is given together with the text {texts[0]!r:.80}", f"--vectors {file}", remedy="Give one of them."
+        )
+    from ctvr.orchestrator.retrieval.query_vectors import read_query_vectors  # imports torch
+
+    return read_query_vectors(file)
 
 
 def hits_text(text: str, hits: Sequence[Hit]) -> str:

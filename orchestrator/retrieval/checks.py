@@ -15,5 +15,14 @@ def check_query(texts: Sequence[str], k: int = 1) -> None:
     """
     if not texts or not all(text.strip() for text in texts):
         raise ConfigError("the text is empty. Describe a video, such as 'a red square moves left'.", "search")
+    check_count(k)
+
+
+def check_count(k: int) -> None:
+    """Refuse a number of videos below 1.
+
+    Raises:
+        ConfigError: for k < 1.
+    """
     if k < 1:
         raise ConfigError(f"k counts videos and must be >= 1, got {k}", "search", remedy="Write -k 10.")

@@ -1,45 +1,47 @@
 """Retrieval with a trained model: features of texts and videos, and the videos that match a text best.
 
-Shapes: N texts, V videos, d joint embedding. Features are (., d) for most methods; some keep a row for every frame.
+Shapes: N texts, V videos, d joint embedding, d' numbers of an imported vector of a caption. Features are (., d) for
+most methods; some keep a row for every frame.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.merged_weights import merged_weights
+from ctvr.methods.backbone.vectors import Vectors
 from ctvr.methods.layers.transfer import trim_padding
-from ctvr.orchestrator.console import printable
-from ctvr.orchestrator.data.batches import StreamData
+from ctvr.orchestrator.data.batches import StreamData, cut_tokens
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.device import autocast_for, set_determinism
 from ctvr.orchestrator.data.frames import Broken, FrameSource
+from ctvr.orchestrator.data.imported_features import CaptionLookup, frame_source
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.evaluation.encode_videos import encode_in_blocks
 from ctvr.orchestrator.learning.evaluation.evaluate import all_scores, encode_for_task
 from ctvr.orchestrator.learning.evaluation.ranking import score_reader, topk
 from ctvr.orchestrator.learning.evaluation.tiled_scorer import TiledScorer, offsets
 from ctvr.orchestrator.learning.run.factory import TrainedModel
-from ctvr.orchestrator.retrieval.checks import check_query
+from ctvr.orchestrator.retrieval.checks import check_count, check_query
+from ctvr.orchestrator.retrieval.query_vectors import QueryEncoder, check_query_vectors
+from ctvr.orchestrator.retrieval.video_files import Videos, find_video, is_folder, videos_of
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask
-from ctvr.orchestrator.streams.videos import VideoPlaces
-from ctvr.orchestrator.video.endings import VIDEO_SUFFIXES, find_videos
 
 log = logging.getLogger(__name__)
 
-Videos = str | Path | Sequence[str | Path]  # a folder, a file or files
+Array = np.ndarray | Tensor
+Queries = Sequence[str] | Array  # texts, or vectors (N, d') of texts for a model over imported features
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,9 @@ class Model:
         self.trained.method.to(self.device)
         if self.stream is not None and self.trained.learned:
             self.stream = self.stream.after_learned(self.trained.learned)
+        clip = self.trained.clip
+        if isinstance(clip, Vectors) and isinstance(clip.tokenize, CaptionLookup):
+            clip.tokenize.encode = QueryEncoder(self.stream, self.name, clip.text.width)
 
     @property
     def settings(self) -> dict[str, object]:
@@ -107,29 +112,36 @@ class Model:
         """Return the name of the model's method, as in `ctvr methods`."""
         return self.trained.experiment.name
 
-    def encode_text(self, texts: str | Sequence[str], task: int | None = None) -> Tensor:
+    def encode_text(self, texts: str | Queries, task: int | None = None) -> Tensor:
         """Return features of texts, (N, ...) float32 on the CPU; a single text is N = 1.
 
         Args:
-            texts: one or several texts.
+            texts: one or several texts, or their vectors as for `search`.
             task: 0-based task whose videos are searched, for methods that prompt by task; None: the last.
 
         Raises:
             ConfigError: for a text without words, or a task that the model has not learned.
         """
-        return self._texts(self._tokens([texts] if isinstance(texts, str) else list(texts)), task)
+        return self._texts(self._tokens([texts] if isinstance(texts, str) else texts), task)
 
-    def _tokens(self, texts: list[str]) -> Tensor:
-        check_query(texts)
-        return self.data(()).tokens(texts)
+    def _tokens(self, queries: Queries) -> Tensor:
+        if not isinstance(queries, Array):
+            check_query(queries)
+            return cut_tokens(self._clip.tokenize(list(queries)), self.trained.experiment.data.max_tokens)
+        if not isinstance(self._clip, Vectors):
+            fault = "encodes texts itself, so it has no use for vectors of queries"
+            raise ConfigError(fault, f"model {self.name}", remedy="Give the texts.")
+        given = check_query_vectors(queries, f"model {self.name}", self._clip.text.width)
+        return self._clip.text.table.hold(torch.from_numpy(given))[:, None]
 
     def encode_video(self, videos: Videos) -> Tensor:
         """Return features of video files, (V, ...) float32 on the CPU, in the given order (a folder: by name).
 
         Raises:
-            ConfigError: if a file does not exist, or the folder contains no video.
+            ConfigError: if a file does not exist, the folder contains no video, or the model has vectors of videos.
             VideoError: if a file is not a readable video.
         """
+        self._require_frames()
         return self._encode(videos_of(videos))
 
     @overload
@@ -138,23 +150,31 @@ class Model:
     @overload
     def search(self, query: Sequence[str], k: int = 10, videos: Videos | None = None) -> list[list[Hit]]: ...
 
-    def search(
-        self, query: str | Sequence[str], k: int = 10, videos: Videos | None = None
-    ) -> list[Hit] | list[list[Hit]]:
+    @overload
+    def search(self, query: Array, k: int = 10, videos: Videos | None = None) -> Any: ...
+
+    def search(self, query: str | Queries, k: int = 10, videos: Videos | None = None) -> list[Hit] | list[list[Hit]]:
         """Return the k videos that match a text best, best first; for several texts a list for each.
 
         With transductive methods (dual softmax), texts that are searched together influence each other.
 
         Args:
-            query: a text or several.
+            query: a text or several. For a model over imported features also a vector (d',) or several (N, d'), as the
+                embedder of the captions computes them.
             k: number of videos per text, >= 1.
             videos: a folder, a file or files of the user; None: the videos of the stream.
 
         Raises:
-            ConfigError: for an empty text, k < 1, or videos that do not exist.
+            ConfigError: for an empty text, a text or vector that the model cannot encode, k < 1, or videos that do not
+                exist.
         """
-        texts = [query] if isinstance(query, str) else list(query)
-        check_query(texts, k)
+        is_one = isinstance(query, str) or (isinstance(query, Array) and query.ndim == 1)
+        texts: Queries = [query] if isinstance(query, str) else query
+        if not isinstance(texts, Array):
+            check_query(texts)
+        elif is_one:
+            texts = texts[None]
+        check_count(k)
         blocks = self.gallery() if videos is None else [self.encode_gallery(videos)]
         starts, found = offsets(len(block.items) for block in blocks), []
         for values, columns in zip(*(each.tolist() for each in self._best(texts, blocks, k))):
@@ -163,7 +183,7 @@ class Model:
                 at = bisect_right(starts, column) - 1
                 hits.append(_hit(number, score, blocks[at], blocks[at].items[column - starts[at]]))
             found.append(hits)
-        return found[0] if isinstance(query, str) else found
+        return found[0] if is_one else found
 
     def gallery(self) -> list[Block]:
         """Return the videos that are searched without `videos`: a block for each task of the stream.
@@ -174,10 +194,11 @@ class Model:
         if self._own:
             return self._own
         if self.stream is None:
-            raise ConfigError(
-                f"model {self.name}: its stream {self.trained.experiment.run.stream} is not available. Name the videos "
-                "to search: --gallery FOLDER."
-            )
+            name = self.trained.experiment.run.stream
+            import_it = f"Import {name} on this machine, or Use --runs with the folder that has it."
+            takes_features = self._clip.vision.takes_features
+            remedy = import_it if takes_features else "Name the videos to search: --gallery FOLDER."
+            raise ConfigError(f"its stream {name} is not available", f"model {self.name}", remedy=remedy)
         split, stored = self.trained.experiment.evaluation.split, self.trained.galleries
         items = [self.stream.items(index, split) for index in range(len(self.stream.tasks))]
         if [len(each) for each in items] != [len(each) for each in stored]:
@@ -192,7 +213,7 @@ class Model:
         self._own = list(blocks)
 
     @torch.no_grad()
-    def scores(self, texts: Sequence[str], blocks: Sequence[Block]) -> Tensor:
+    def scores(self, texts: Queries, blocks: Sequence[Block]) -> Tensor:
         """Return normalized similarities (N, V) of texts and the videos of blocks, on the CPU.
 
         Methods that prompt by task encode a text again for each task's videos (CTVR, section 4.2).
@@ -203,7 +224,7 @@ class Model:
             all_scores(method, self._asked(texts, blocks), galleries, trained.evaluation, self.device)
         )
 
-    def _best(self, texts: Sequence[str], blocks: Sequence[Block], k: int) -> tuple[Tensor, Tensor]:
+    def _best(self, texts: Queries, blocks: Sequence[Block], k: int) -> tuple[Tensor, Tensor]:
         """Return scores (N, k) and columns (N, k) of the best matches; normalised scores need the matrix (N, V)."""
         method, chunk = self.trained.method, self.trained.experiment.evaluation.query_chunk
         galleries = [block.features for block in blocks]
@@ -213,9 +234,9 @@ class Model:
         asked = list(self._asked(texts, blocks))
         return topk(TiledScorer(method, asked, galleries, self.device), len(texts), columns, k, chunk)
 
-    def _asked(self, texts: Sequence[str], blocks: Sequence[Block]) -> Iterator[Tensor]:
+    def _asked(self, texts: Queries, blocks: Sequence[Block]) -> Iterator[Tensor]:
         """Yield features of texts: one for all blocks, or one for each if the method prompts by task."""
-        tokens, kept = self._tokens(list(texts)), dict[int, Any]()
+        tokens, kept = self._tokens(texts), dict[int, Any]()
         for block in blocks if self.trained.method.declared.task_conditioned_text else (None,):
             yield self._texts(tokens, block.task if block is not None else None, kept)
 
@@ -253,13 +274,15 @@ class Model:
         """Encode the user's videos, and cache their features; unreadable files of a folder are skipped.
 
         Raises:
-            ConfigError: if a file does not exist, or the folder contains no readable video.
+            ConfigError: if a file does not exist, the folder contains no readable video, or the model has vectors of
+                videos.
             VideoError: if an explicitly named file is not a readable video.
         """
+        self._require_frames()
         items = videos_of(videos)
         names = tuple(item.path for item in items)
         if names not in self._others:
-            whole = self._without_broken(items) if _is_folder(videos) else items
+            whole = self._without_broken(items) if is_folder(videos) else items
             self._others[names] = Block(whole, self._encode(whole))
         return self._others[names]
 
@@ -288,62 +311,31 @@ class Model:
     def data(self, items: Sequence[Item]) -> StreamData:
         """Return items as tensors, prepared as in the model's run."""
         config: DataConfig = self.trained.experiment.data
+        clip = self._clip
+        stream = Stream("videos", (StreamTask("videos", (), (), (), tuple(items)),), "ctvr", has_val=False)
+        known = (self.store, config, clip.image_size, clip.resize)
+        source = FrameSource(*known) if self.stream is None else frame_source(self.stream, *known)
+        return StreamData(stream, source, clip.tokenize, clip.mean, clip.std, config, self.device)
+
+    @property
+    def _clip(self) -> Clip:
         clip = self.trained.clip
         if not isinstance(clip, Clip):
             raise ConfigError(
                 "it was trained on images without captions and cannot search by text.", f"model {self.name}"
             )
-        stream = Stream("videos", (StreamTask("videos", (), (), (), tuple(items)),), "ctvr", has_val=False)
-        source = FrameSource(self.store, config, clip.image_size, clip.resize)
-        return StreamData(stream, source, clip.tokenize, clip.mean, clip.std, config, self.device)
+        return clip
+
+    def _require_frames(self) -> None:
+        if self._clip.vision.takes_features:
+            raise ConfigError(
+                "searches imported features and cannot encode videos",
+                f"model {self.name}",
+                remedy="Leave out --gallery to search the videos of its stream.",
+            )
 
     def _precision(self) -> AbstractContextManager[object]:
         return autocast_for(self.trained.experiment.run.precision, self.device.type)
-
-
-def _paths(videos: Videos) -> list[Path]:
-    return [Path(each).expanduser() for each in ([videos] if isinstance(videos, str | Path) else videos)]
-
-
-def _is_folder(videos: Videos) -> bool:
-    paths = _paths(videos)
-    return len(paths) == 1 and paths[0].is_dir()
-
-
-def videos_of(videos: Videos) -> tuple[Item, ...]:
-    """Return files as items; a folder means the videos in it and its subfolders, sorted by name.
-
-    Hidden files and folders (`._v0.mp4` of a Mac) and broken links are left out of a folder.
-
-    Raises:
-        ConfigError: if a file does not exist, or the folder contains no video.
-    """
-    paths = _paths(videos)
-    if _is_folder(videos):
-        folder = paths[0]
-        found = find_videos(folder)
-        paths = [path for path in found.videos if path.is_file()]
-        if found.unreadable:
-            log.warning("videos: %d folders cannot be read, the first: %s", len(found.unreadable), found.unreadable[0])
-        if not paths:
-            raise ConfigError(
-                f"videos: {folder} contains no video: none of its {len(found.videos) + found.others} files ends in "
-                f"{' '.join(VIDEO_SUFFIXES)}."
-            )
-        if found.others:
-            log.info("videos: %d files in %s do not have a video extension", found.others, folder)
-        names = [path.relative_to(folder).with_suffix("").as_posix() for path in paths]
-        return tuple(Item(printable(name), str(path.resolve()), None, "", ()) for name, path in zip(names, paths))
-    if missing := [path for path in paths if not path.is_file()]:
-        raise ConfigError(f"{missing[0]} is not a file or a folder of videos.", "videos")
-    if not paths:
-        raise ConfigError("the list is empty", "videos", remedy="Name a folder or files.")
-    return tuple(Item(printable(path.stem), str(path.resolve()), None, "", ()) for path in paths)
-
-
-def find_video(path: str) -> str:
-    """Return a video's file, which may have another extension than its absolute path; "" (not available) stays ""."""
-    return path if not path or os.path.exists(path) else VideoPlaces(Path("/")).find(path)
 
 
 def _hit(rank: int, score: float, block: Block, item: Item) -> Hit:

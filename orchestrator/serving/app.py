@@ -21,7 +21,8 @@ from starlette.types import ASGIApp
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.pages.search_page import CONTENT_POLICY, search_page
 from ctvr.orchestrator.pages.thumbnails import Thumbnails
-from ctvr.orchestrator.retrieval.model import Hit, find_video
+from ctvr.orchestrator.retrieval.model import Hit
+from ctvr.orchestrator.retrieval.video_files import find_video
 from ctvr.orchestrator.serving.gate import Gate
 from ctvr.orchestrator.serving.snapshot import Snapshot, video_id
 

@@ -16,7 +16,7 @@ NORMALISATIONS = ("unit", "none")
 # Key of the file -> its meaning; `embedder` is required
 KEYS = {
     "embedder": "name of the model, such as its name on a hub",
-    "revision": "version or commit of the weights",
+    "revision": "version or commit of the weights; for an embedder of open_clip its tag, such as openai",
     "weights": "digest of the weights, such as sha256:...",
     "libraries": "a mapping of library to version",
     "frames": "rule that selects frames, such as `12, uniform`",

@@ -2,6 +2,7 @@
 
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
@@ -104,6 +105,7 @@ def test_what_cannot_be_searched_is_one_line(execution, tmp_path):
     for call, value in (
         (lambda: model.search(" "), "search"),
         (lambda: model.search("a", k=0), "0"),
+        (lambda: model.search(np.ones((1, 96))), "zero_shot"),
         (lambda: model.search("a", videos=tmp_path / "empty"), tmp_path / "empty"),
         (lambda: model.search("a", videos=tmp_path / "gone.mp4"), "gone.mp4"),
     ):
