@@ -21,6 +21,7 @@ from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.manifest import read_json
 from ctvr.orchestrator.streams.newer import with_newer
 from ctvr.orchestrator.streams.stream import Stream
+from ctvr.orchestrator.streams.videos import VideoPlaces
 from ctvr.orchestrator.tracking.run_record import RunRecord
 
 
@@ -96,7 +97,8 @@ def load_task(run: RunRecord, execution: ExecutionConfig, stream: Stream, done: 
     """
     _check_run(run.name, run)
     trained = _restored(run, execution, stream, done)
-    model = Model(run.name, trained, execution.places().open_store(), stream, run=run.name)
+    places = VideoPlaces(execution.videos) if execution.videos else None
+    model = Model(run.name, trained, execution.places().open_store(), stream, run=run.name, places=places)
     items = [stream.items(index, trained.experiment.evaluation.split) for index in range(done)]
     if list(map(len, items)) != list(map(len, trained.galleries)):
         raise ConfigError(f"the stream of run {run.name} has changed since it ran", "model", remedy="Run it again.")
@@ -190,10 +192,12 @@ def _make_model(name: str, trained: TrainedModel, execution: ExecutionConfig, st
             stream = with_newer(stream, trained.experiment.upgrade.stream, root)
         except ConfigError:
             stream = None
+    videos = execution.places().videos
+    places = VideoPlaces(videos) if videos else None
     if root.is_dir():
-        return Model(name, trained, execution.places().open_store(), stream)
+        return Model(name, trained, execution.places().open_store(), stream, places=places)
     folder = tempfile.TemporaryDirectory(prefix="ctvr-")  # a saved model needs no runs folder
-    model = Model(name, trained, Store.open(folder.name), stream)
+    model = Model(name, trained, Store.open(folder.name), stream, places=places)
     model.__dict__["_folder"] = folder  # removed with the model
     return model
 

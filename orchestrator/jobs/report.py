@@ -17,7 +17,8 @@ from ctvr.orchestrator.pages.html import check_page, write_page
 from ctvr.orchestrator.pages.report import report
 from ctvr.orchestrator.pages.searched import SearchedSetting, SearchedSpace, Trial
 from ctvr.orchestrator.streams.metric_names import COSTS
-from ctvr.orchestrator.streams.stream import Stream
+from ctvr.orchestrator.streams.stream import Item, Stream
+from ctvr.orchestrator.streams.videos import VideoPlaces, picture_of
 from ctvr.orchestrator.sweeps.comparison import last_value
 from ctvr.orchestrator.sweeps.front import describe_front, on_front
 from ctvr.orchestrator.sweeps.selection import SPACE, best_trials, describe_metric, have_no_winner, selection_metric
@@ -225,12 +226,21 @@ def _memory(label: str, run: RunRecord, stream: Stream | None, execution: Execut
     winners = memo.remembered(
         question, lambda: _winners(run, execution, stream, asked, [rows[name] for name in lost]), of_commits=True
     )
-    listed = []
+    listed, files = [], VideoPlaces(execution.videos) if execution.videos else None
     for name, place in zip(lost, winners):
         task, item, text = queries[name]
         winner_task, winner = places[place]
-        listed.append(LostQuery(text, item, task, history[-1][name].mean, winner, winner_task))
+        shown = (_with_picture(each, files) for each in (item, winner))
+        listed.append(LostQuery(text, next(shown), task, history[-1][name].mean, next(shown), winner_task))
     return ModelHistory(label, found, tuple(listed))
+
+
+def _with_picture(item: Item, files: VideoPlaces | None) -> Item:
+    """Return an item whose `path` is the file of its picture; of a video file it is unchanged."""
+    if not item.path.endswith(".npy"):
+        return item
+    file, segment = picture_of(item, files)
+    return replace(item, path=file, segment=segment)
 
 
 def _winners(

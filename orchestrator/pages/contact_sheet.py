@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from html import escape
 
 from ctvr.orchestrator.pages.html import page
-from ctvr.orchestrator.pages.thumbnails import image, strips
+from ctvr.orchestrator.pages.thumbnails import image, strips, strips_note
 from ctvr.orchestrator.retrieval.model import Hit
 
 
 def contact_sheet(found: Sequence[tuple[str, Sequence[Hit]]], model: str) -> str:
     """Return a page of (query, hits); `model` names the model that was searched."""
     pictures = strips((hit.path, hit.segment) for _, hits in found for hit in hits)
-    parts = [f'<p class="soft">Model: {escape(model)}. Each strip shows a video from its beginning to its end.</p>']
+    note = strips_note(any(hit.path for _, hits in found for hit in hits))
+    parts = [f'<p class="soft">Model: {escape(model)}.</p>{note}']
     for text, hits in found:
         cards = "\n".join(card(hit, image((hit.path, hit.segment), pictures, _said(hit))) for hit in hits)
         parts.append(f'<h2>{escape(text)}</h2>\n<div class="grid">\n{cards}\n</div>')

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ctvr.orchestrator.pages.thumbnails import image, strips
+from ctvr.orchestrator.pages.thumbnails import Clip, image, strips, strips_note
 from ctvr.orchestrator.streams.query_rank import Rank
 from ctvr.orchestrator.streams.stream import Item
 
@@ -24,7 +24,7 @@ class LostQuery:
     """One query that was found first after its own task, but not after the last one."""
 
     text: str
-    item: Item  # its video
+    item: Item  # its video; `path` and `segment` of both items are those of the picture, "" without a video
     task: int  # 0-based task of the query
     now: float  # its mean rank after the last task
     winner: Item  # the video that is first now
@@ -66,11 +66,13 @@ def forgetting_explorer(memories: Sequence[ModelHistory], names: Sequence[str]) 
     """Return the explorer as HTML. `names`: names of the tasks."""
     shown = [lost for memory in memories for lost in memory.lost[:SHOWN]]
     pictures = strips((item.path, item.segment) for lost in shown for item in (lost.item, lost.winner))
+    has_none = shown and not any(item.path for lost in shown for item in (lost.item, lost.winner))
     parts = [
         f'<h2 id="{ANCHOR}">Forgotten queries</h2>',
         '<p class="soft">Captions that found their own video first when their task was learned, but not after the '
         "last task. <b>Forgotten</b>: the video that is first now was in the gallery before, so the model has changed. "
         "<b>Outnumbered</b>: it came with a later task.</p>",
+        strips_note(False) if has_none else "",
     ]
     for memory in memories:
         if memory.reason:
@@ -94,7 +96,7 @@ def _by_category(memory: ModelHistory) -> str:
     return escape("By category: " + ", ".join(f"{name} {count}" for name, count in counts) + ".") if counts else ""
 
 
-def _card(lost: LostQuery, names: Sequence[str], pictures: dict[tuple[str, tuple[float, float] | None], str]) -> str:
+def _card(lost: LostQuery, names: Sequence[str], pictures: dict[Clip, str]) -> str:
     word = "forgotten" if lost.is_forgotten else "outnumbered"
     own, other = ((item.path, item.segment) for item in (lost.item, lost.winner))
     said = lost.winner.captions[0] if lost.winner.captions else lost.winner.video
@@ -102,6 +104,11 @@ def _card(lost: LostQuery, names: Sequence[str], pictures: dict[tuple[str, tuple
         f'<figure class="card"><p><b>{escape(lost.text)}</b></p>'
         f"<p><small>{escape(names[lost.task])}, {escape(lost.item.category)}: "
         f"rank 1, now {lost.now:g} ({word})</small></p>"
-        f"{image(own, pictures, lost.text)}<p><small>now first, of {escape(names[lost.winner_task])}: "
-        f"{escape(said)}</small></p>{image(other, pictures, said)}</figure>"
+        f"{_shown(own, lost.item, pictures, lost.text)}<p><small>now first, of {escape(names[lost.winner_task])}: "
+        f"{escape(said)}</small></p>{_shown(other, lost.winner, pictures, said)}</figure>"
     )
+
+
+def _shown(clip: Clip, item: Item, pictures: dict[Clip, str], said: str) -> str:
+    """Return the picture of a video, or its ID if only features are here."""
+    return image(clip, pictures, said) or f'<p class="soft">video {escape(item.video)}</p>'

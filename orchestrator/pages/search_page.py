@@ -9,7 +9,7 @@ from html import escape
 
 from ctvr.orchestrator.pages.contact_sheet import card
 from ctvr.orchestrator.pages.html import STYLE, page
-from ctvr.orchestrator.pages.thumbnails import FRAMES, SIZE
+from ctvr.orchestrator.pages.thumbnails import FRAMES, SIZE, strips_note
 from ctvr.orchestrator.retrieval.model import Hit
 
 FORM = """
@@ -32,7 +32,7 @@ CONTENT_POLICY = (  # allow our style by its digest, and this service's pictures
 def search_page(
     query: str, k: int, found: Sequence[tuple[Hit, str]], about: str, videos: int, max_characters: int, max_hits: int
 ) -> str:
-    """Return the page of a query and its (hit, address of the picture); without a query the form alone."""
+    """Return the page of a query and its (hit, address of the picture, "" without one); else the form alone."""
     is_asked = bool(query.strip())
     focus = "" if is_asked else " autofocus"
     parts = [
@@ -47,7 +47,7 @@ def search_page(
         cards = "\n".join(f"<li>{card(hit, _picture(hit, address))}</li>" for hit, address in found)
         parts.append(
             f"<h2>{len(found)} best videos for “{escape(query)}”</h2>\n"
-            '<p class="soft">Each strip shows a video from its beginning to its end.</p>\n'
+            f"{strips_note(any(address for _, address in found))}\n"
             f'<ol class="grid">\n{cards}\n</ol>'
         )
     title = f"{query} - search" if is_asked else "Search videos"
@@ -55,6 +55,8 @@ def search_page(
 
 
 def _picture(hit: Hit, address: str) -> str:
+    if not address:
+        return ""
     said = hit.captions[0] if hit.captions else hit.video
     return (
         f'<img src="{escape(address, quote=True)}" width="{FRAMES * SIZE}" height="{SIZE}" loading="lazy" '

@@ -26,7 +26,7 @@ def strips(clips: Iterable[Clip]) -> dict[Clip, str]:
     They are decoded in limited child processes, as training videos are.
     """
     sampling, found = Sampling(FRAMES, SIZE), {}
-    jobs = [Job(path, sampling, segment) for path, segment in dict.fromkeys(clips)]
+    jobs = [Job(path, sampling, segment) for path, segment in dict.fromkeys(clips) if path]
     if not jobs:
         return {}
     with Decoder(workers=min(2, len(jobs))) as pool:
@@ -37,13 +37,25 @@ def strips(clips: Iterable[Clip]) -> dict[Clip, str]:
 
 
 def image(clip: Clip, pictures: dict[Clip, str], said: str) -> str:
-    """Return the picture of a clip as HTML, with `said` as alternative text; a note without a picture."""
+    """Return the picture of a clip as HTML, with `said` as alternative text; a note if its file cannot be read.
+
+    A video of which only features are here (path "") has no picture.
+    """
     from html import escape
 
+    if not clip[0]:
+        return ""
     address = pictures.get(clip)
     if address is None:
         return f'<p class="soft">no picture: {escape(clip[0])} cannot be read</p>'
     return f'<img src="{address}" width="{FRAMES * SIZE}" height="{SIZE}" alt="{escape(said, quote=True)}">'
+
+
+def strips_note(has_pictures: bool) -> str:
+    """Return the sentence on the pictures of a page as HTML."""
+    pictures = "Each strip shows a video from its beginning to its end."
+    none = "Only features of these videos are here. --videos FOLDER shows the files FOLDER/ID.mp4."
+    return f'<p class="soft">{pictures if has_pictures else none}</p>'
 
 
 class Thumbnails:

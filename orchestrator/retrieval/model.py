@@ -34,9 +34,10 @@ from ctvr.orchestrator.learning.evaluation.tiled_scorer import TiledScorer, offs
 from ctvr.orchestrator.learning.run.factory import TrainedModel
 from ctvr.orchestrator.retrieval.checks import check_count, check_query
 from ctvr.orchestrator.retrieval.query_vectors import QueryEncoder, check_query_vectors
-from ctvr.orchestrator.retrieval.video_files import Videos, find_video, is_folder, videos_of
+from ctvr.orchestrator.retrieval.video_files import Videos, is_folder, videos_of
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask
+from ctvr.orchestrator.streams.videos import VideoPlaces, picture_of
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,10 @@ Queries = Sequence[str] | Array  # texts, or vectors (N, d') of texts for a mode
 
 @dataclass(frozen=True)
 class Hit:
-    """One retrieved video. `rank` 1 matches best; `score` is the method's similarity, a cosine for most."""
+    """One retrieved video. `rank` 1 matches best; `score` is the method's similarity, a cosine for most.
+
+    `path` is empty if only features of the video are here.
+    """
 
     rank: int
     score: float
@@ -81,6 +85,7 @@ class Model:
         store: keeps decoded frames, so that a video is decoded once.
         stream: the stream of its training; None if it is not available.
         run: name of the run that trained it; empty for a folder. `name` may refer to another run later.
+        places: folder of the videos of a stream of features, for pictures.
     """
 
     name: str
@@ -89,6 +94,7 @@ class Model:
     stream: Stream | None = field(default=None, repr=False)
     device: torch.device = field(default_factory=lambda: torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     run: str = ""
+    places: VideoPlaces | None = field(default=None, repr=False)
     _own: list[Block] = field(default_factory=list, repr=False)
     _others: dict[tuple[str, ...], Block] = field(default_factory=dict, repr=False)
 
@@ -181,9 +187,15 @@ class Model:
             hits = []
             for number, (score, column) in enumerate(zip(values, columns), 1):
                 at = bisect_right(starts, column) - 1
-                hits.append(_hit(number, score, blocks[at], blocks[at].items[column - starts[at]]))
+                block, item = blocks[at], blocks[at].items[column - starts[at]]
+                clip = self.picture_of(item)
+                hits.append(Hit(number, score, item.video, *clip, block.name, item.captions, item.category))
             found.append(hits)
         return found[0] if is_one else found
+
+    def picture_of(self, item: Item) -> tuple[str, tuple[float, float] | None]:
+        """Return file and segment of a video for a picture; "" without a file."""
+        return picture_of(item, self.places)
 
     def gallery(self) -> list[Block]:
         """Return the videos that are searched without `videos`: a block for each task of the stream.
@@ -336,7 +348,3 @@ class Model:
 
     def _precision(self) -> AbstractContextManager[object]:
         return autocast_for(self.trained.experiment.run.precision, self.device.type)
-
-
-def _hit(rank: int, score: float, block: Block, item: Item) -> Hit:
-    return Hit(rank, score, item.video, find_video(item.path), item.segment, block.name, item.captions, item.category)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from ctvr.orchestrator.console import printable
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.stream import Item
-from ctvr.orchestrator.streams.videos import VideoPlaces
 from ctvr.orchestrator.video.endings import VIDEO_SUFFIXES, find_videos
 
 log = logging.getLogger(__name__)
@@ -57,8 +55,3 @@ def videos_of(videos: Videos) -> tuple[Item, ...]:
     if not paths:
         raise ConfigError("the list is empty", "videos", remedy="Name a folder or files.")
     return tuple(Item(printable(path.stem), str(path.resolve()), None, "", ()) for path in paths)
-
-
-def find_video(path: str) -> str:
-    """Return a video's file, which may have another extension than its absolute path; "" (not available) stays ""."""
-    return path if not path or os.path.exists(path) else VideoPlaces(Path("/")).find(path)

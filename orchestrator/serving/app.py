@@ -22,7 +22,6 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.pages.search_page import CONTENT_POLICY, search_page
 from ctvr.orchestrator.pages.thumbnails import Thumbnails
 from ctvr.orchestrator.retrieval.model import Hit
-from ctvr.orchestrator.retrieval.video_files import find_video
 from ctvr.orchestrator.serving.gate import Gate
 from ctvr.orchestrator.serving.snapshot import Snapshot, video_id
 
@@ -87,11 +86,12 @@ class Service:
 
         @app.api_route("/thumbnail/{video}", methods=methods)
         async def thumbnail(video: str) -> Response:
-            item = self.current().videos.get(video)
+            snapshot = self.current()
+            item = snapshot.videos.get(video)
             if item is None:
                 raise HTTPException(404, "thumbnail: no video of the gallery has this id")
-            path = find_video(item.path)
-            jpeg = await self._in(self._pictures, self.thumbnails.jpeg, (path, item.segment)) if path else None
+            path, segment = snapshot.model.picture_of(item)
+            jpeg = await self._in(self._pictures, self.thumbnails.jpeg, (path, segment)) if path else None
             if jpeg is None:
                 raise HTTPException(404, "thumbnail: the file of this video is missing or cannot be read")
             return Response(jpeg, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=300"})
@@ -105,7 +105,7 @@ class Service:
             text = search_page(
                 q,
                 k,
-                [(hit, _address(hit)) for hit in hits],
+                [(hit, _address(hit) if hit.path else "") for hit in hits],
                 snapshot.about,
                 len(snapshot.videos),
                 MAX_CHARACTERS,

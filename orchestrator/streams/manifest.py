@@ -159,7 +159,7 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
         data: the manifest as plain values.
         source: the name of the manifest in messages, usually its path.
         base: the folder that a relative `videos` refers to.
-        videos: replaces the manifest's `videos`.
+        videos: replaces the manifest's `videos`; of a stream of features, the folder of the videos that pages show.
 
     Raises:
         ConfigError: at the first error; the message gives source, task, item, field and remedy.
@@ -178,7 +178,7 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
         remedy = f"Write 'ctvr', 'cvlm', 'ucl' or 'qa'{installed}."
         reader.fail("protocol", f"is {str(top['protocol'])[:40]!r}", remedy)
     paper = None if top.get("paper") is None else reader.text(top["paper"], "paper")
-    if videos is None:
+    if videos is None or "features" in top:
         videos = Path(base) / Path(reader.text(top.get("videos", "."), "videos")).expanduser()
     held_out = top.get("held_out", 0)
     if type(held_out) is not int or held_out < 0:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ctvr.orchestrator.digests import Identity, identity_of
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.streams.stream import SPLITS, Item, Stream, StreamTask, gc_disabled, iter_items
+from ctvr.orchestrator.streams.stream import SPLITS, Item, Segment, Stream, StreamTask, gc_disabled, iter_items
 from ctvr.orchestrator.video.endings import VIDEO_SUFFIXES
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -48,6 +48,19 @@ class VideoPlaces:
     def _list(self, below: str) -> tuple[str, dict[str, str]]:
         folder = os.path.join(self.base, below)
         return os.path.join(folder, ""), by_name(os.listdir(folder)) if os.path.isdir(folder) else {}
+
+
+def picture_of(item: Item, places: VideoPlaces | None = None) -> tuple[str, Segment | None]:
+    """Return file and segment from which pages take the pictures of an item; "" if it has features and no video.
+
+    Args:
+        places: folder of the videos of a stream of features, which are found by their IDs.
+    """
+    if not item.path.endswith(".npy"):  # "" in a saved gallery
+        is_here = not item.path or os.path.exists(item.path)
+        return item.path if is_here else VideoPlaces(Path("/")).find(item.path), item.segment
+    file = places.find(item.video) if places is not None else ""
+    return file if os.path.exists(file) else "", None
 
 
 def normalize_name(name: str) -> str:

@@ -7,6 +7,7 @@ from ctvr.orchestrator.jobs.query import run_query
 from ctvr.orchestrator.jobs.report import make_report
 from ctvr.orchestrator.pages.contact_sheet import contact_sheet
 from ctvr.orchestrator.pages.html import write_page
+from ctvr.orchestrator.pages.search_page import search_page
 from ctvr.orchestrator.retrieval.model import Hit
 from tests.refusing import refuses
 
@@ -26,6 +27,17 @@ def test_a_sheet_shows_every_hit_and_reaches_for_no_network(learned, tmp_path):
     assert not re.search(r"https?://|<script|url\(", text)
     assert "prefers-color-scheme: dark" in text
     assert 'name="viewport" content="width=device-width' in text
+
+
+def test_hits_of_features_show_ids_and_captions_and_no_broken_picture():
+    hits = [Hit(n, 0.5, f"v<{n}>", "", None, "task_01", (f"caption {n}",)) for n in (1, 2)]
+    sheet = contact_sheet([("a star", hits)], "m")
+    served = search_page("a star", 10, [(hit, "") for hit in hits], "m", 2, 100, 100)
+    for text in (sheet, served):
+        assert "<img" not in text
+        assert "no picture" not in text
+        assert "--videos" in text  # the option that shows them
+        assert all(f"v&lt;{n}&gt;" in text and f"caption {n}" in text for n in (1, 2))
 
 
 def test_unwritable_page_is_refused_first(tmp_path):

@@ -38,6 +38,16 @@ def test_lost_caption_is_split_into_forgotten_and_outnumbered():
     assert "<boat>" not in text
 
 
+def test_lost_queries_of_features_show_the_ids_of_the_videos():
+    own, other = (Item(name, "", None, "ocean", ("a boat",)) for name in ("own<1>", "other"))
+    lost = LostQuery("a boat", own, 0, 4.0, other, 1)
+    text = forgetting_explorer([ModelHistory("m", 9, (lost,))], ["one", "two"])
+    assert "own&lt;1&gt;" in text
+    assert "other" in text
+    assert "--videos" in text
+    assert "no picture" not in text
+
+
 def test_stream_page_is_self_contained(learned, tmp_path):
     said = make_report("small", ExecutionConfig(runs=learned), tmp_path / "page.html")
     assert said == f"written: {tmp_path / 'page.html'}"
