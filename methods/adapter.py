@@ -81,6 +81,7 @@ class Adapter(AdaptedClip):
     """Frozen CLIP with a bottleneck after each MLP."""
 
     Config = AdapterConfig
+    ON_FEATURES = {"method.lr": 5e-3}
     PRESETS = {"paper": PAPER, "released": RELEASED, "shapes": SHAPES}
 
     @classmethod

@@ -148,6 +148,7 @@ class CCLIP(Method):
     """CLIP that learns each task by adapters and merges them into its weights at half strength."""
 
     Config = CCLIPConfig
+    ON_FEATURES = {"method.lr": 3e-3, "method.lr_text": 3e-3}
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": PAPER,
         "joined": Override({"method.rows": "joined"}),

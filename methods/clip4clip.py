@@ -126,6 +126,7 @@ class Clip4Clip(Method):
     """CLIP with averaged frames, optionally after attention among them; fully fine-tuned."""
 
     Config = Clip4ClipConfig
+    ON_FEATURES = {"method.lr": 1e-3, "method.lr_head": 1e-3}
     PRESETS = {
         "paper": {},
         "released": {"method.loss_reduction": "sum", "optim.num_cycles": 1.0, "optim.decay_parameters": "all"},

@@ -118,6 +118,7 @@ class DAR(Method):
     """Frozen CLIP with a set of adapters for each task."""
 
     Config = DARConfig
+    ON_FEATURES = {"method.lr": 5e-3}
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": PAPER,
         "query": Override({"method.route": "query"}),

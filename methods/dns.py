@@ -61,6 +61,7 @@ class DNS(Method):
     """Two linear heads trained in the null space of previous pairs."""
 
     Config = DNSConfig
+    ON_FEATURES = {"method.lr": 1e-3}
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {},
         "released": {

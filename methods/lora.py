@@ -60,6 +60,7 @@ class Lora(AdaptedClip):
     """Frozen CLIP with LoRA on the attention of both towers."""
 
     Config = LoraConfig
+    ON_FEATURES = {"method.lr": 5e-3}
     PRESETS = {
         "paper": PAPER,
         "released": RELEASED,

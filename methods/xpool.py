@@ -160,6 +160,7 @@ class XPool(Method):
     """CLIP with text-conditioned pooling, all of it trained."""
 
     Config = XPoolConfig
+    ON_FEATURES = {"method.lr": 1e-3, "method.lr_head": 1e-3}
     PRESETS = {
         "paper": {},
         "shapes": {"method.lr": 4e-6, "method.lr_head": 4e-6},  # with optim.lr_scale=50, for the small backbone

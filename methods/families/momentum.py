@@ -108,6 +108,7 @@ class MomentumRetriever(Method):
     """
 
     config: MomentumConfig
+    ON_FEATURES = {"method.lr": 1e-3}
 
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:

@@ -19,6 +19,7 @@ Shapes: B pairs, T frames, L text length, d joint embedding, R stored videos of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from typing import Any, ClassVar
 
 import torch
@@ -42,6 +43,7 @@ class FrameFusionMoE(Method):
     """Frozen CLIP with FFA parallel to its spatial attention and TAME on q, k, v, out of its text tower."""
 
     Config = FrameFusionMoEConfig
+    ON_FEATURES = {f"method.{each.name}": 1e-3 for each in fields(FrameFusionMoEConfig) if each.name.startswith("lr_")}
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = PRESETS
     controls = ("framefusion_moe:train-references", "framefusion_moe:no-cross-task")
 

@@ -58,6 +58,7 @@ class StructAlign(Method):
     """Frozen CLIP whose words and frames are aligned with one simplex of categories."""
 
     Config = StructAlignConfig
+    ON_FEATURES = dict.fromkeys(("method.lr_first", "method.lr", "method.lr_other"), 1e-3)
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = PRESETS
 
     @classmethod

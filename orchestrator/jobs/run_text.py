@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ctvr.methods.backbone.architectures import VECTORS
 from ctvr.orchestrator.config import as_text
 from ctvr.orchestrator.console import format_duration
 from ctvr.orchestrator.execution import ExecutionConfig
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 WIDTH = 110  # characters of a line
 FIRST_WITH_BF16 = 8  # compute capability (Ampere) from which TF32 and bf16 exist
 FAR_BELOW = 3.0  # a warning is printed if R@1 is this many points below zero-shot
+LEAST_ON_FEATURES, ON_FEATURES = 1e-4, 1e-3  # rate below which a warning is printed, and one that fits most methods
 DIRECTIONS = {"t2v": "text to video", "v2t": "video to text"}
 TITLES = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "MedR", "meanr": "MeanR"}
 
@@ -48,6 +50,7 @@ def start_text(
     lines += _wrapped("settings", changed_settings(experiment) or ["all as in the paper"])
     if rates := learning_rates(experiment):
         lines += _wrapped("rates", rates)
+    lines += _wrapped("warning", low_rates(experiment))
     lines += _wrapped("precision", slow_precision(device, run.precision))
     lines += _wrapped("kernels", kernels_of_model(device))
     if device == "cuda":
@@ -106,15 +109,36 @@ def learning_rates(experiment: Experiment) -> list[str]:
     """List the effective peak learning rates: those of the method times `optim.lr_scale`."""
     if not experiment.optim.epochs:
         return ["nothing is trained (optim.epochs=0)"]
-    scale = experiment.optim.lr_scale
-    rates = {
+    scale, rates = experiment.optim.lr_scale, _rates(experiment)
+    if scale == 1:
+        return [f"{name} {value:g}" for name, value in rates.items()]
+    return [f"{name} {value:g} x optim.lr_scale {scale:g} = {value * scale:g}" for name, value in rates.items()]
+
+
+def low_rates(experiment: Experiment) -> list[str]:
+    """Return a warning if all rates are too low to change imported features, with the largest one to set; else nothing.
+
+    The towers on features start as the identity, which CLIP's rates of 1e-7 to 1e-5 leave almost unchanged.
+    """
+    from ctvr.orchestrator.settings.resolve import FEATURES  # imports torch
+
+    rates = _rates(experiment)
+    if experiment.backbone.name != VECTORS or not experiment.optim.epochs or not rates:
+        return []
+    name = max(rates, key=lambda each: rates[each])
+    if rates[name] * experiment.optim.lr_scale >= LEAST_ON_FEATURES:
+        return []
+    advised = experiment.layers.get(FEATURES, {}).get(name, ON_FEATURES)
+    return [f"imported features hardly change at a rate of {rates[name]:g}. Use {name}={advised:g}"]
+
+
+def _rates(experiment: Experiment) -> dict[str, float]:
+    """Map the settings that are learning rates of the method and its retriever to their values, without 0."""
+    return {
         name: value
         for name, value in experiment.settings.items()
         if name.startswith(("method.lr", "base.lr")) and isinstance(value, float) and value
     }
-    if scale == 1:
-        return [f"{name} {value:g}" for name, value in rates.items()]
-    return [f"{name} {value:g} x optim.lr_scale {scale:g} = {value * scale:g}" for name, value in rates.items()]
 
 
 def time_left(seconds: Sequence[float], left: int) -> str:

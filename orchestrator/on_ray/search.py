@@ -200,6 +200,12 @@ def override_space(space: Mapping[str, Any], words: Sequence[str]) -> dict[str, 
     return changed
 
 
+def rates_around(value: float) -> Float:
+    """Return a domain from a tenth to ten times a value, on a log scale."""
+    domain: Float = tune.loguniform(value / 10, value * 10)
+    return domain
+
+
 def choices(values: Iterable[Any]) -> Categorical:
     """Return a domain of listed values."""
     return tune.choice(list(values))

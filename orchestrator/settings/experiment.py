@@ -165,8 +165,8 @@ class Experiment:
 
     Attributes:
         settings: every value, flat and dotted, defaults included.
-        layers: source ("the method", "the stream", "preset NAMES", "you") -> the settings that it gives; later sources
-            override earlier ones.
+        layers: source ("the method", "the stream", "imported features", "preset NAMES", "you") -> the settings that it
+            gives; later sources override earlier ones.
     """
 
     run: RunConfig

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
+from ctvr.methods.backbone.architectures import VECTORS
 from ctvr.methods.base import Capabilities, Method
 from ctvr.methods.settings import SettingError
 from ctvr.orchestrator.config import (
@@ -26,6 +27,8 @@ from ctvr.orchestrator.setting_groups import known_settings, setting_names, sett
 from ctvr.orchestrator.settings.experiment import GROUPS, Experiment, RunConfig
 from ctvr.orchestrator.settings.presets import configured, get_method, preset_settings, with_base_method, with_recipe
 from ctvr.orchestrator.streams.stream import Stream
+
+FEATURES = "imported features"  # source of the settings in `Method.ON_FEATURES`
 
 
 def stored_capabilities(settings: Settings) -> Capabilities:
@@ -72,8 +75,9 @@ def resolve(
 ) -> Experiment:
     """Check a user's configuration and fill in defaults. A run does this once, and passes the experiment on.
 
-    Later sources override earlier ones: defaults, `Method.OPTIMIZER`, the stream's recommended settings, the recipe and
-    the changes among the presets, the overrides. `with_recipe` adds the stream's recipe; here it must be in `presets`.
+    Later sources override earlier ones: defaults, `Method.OPTIMIZER`, the stream's recommended settings, on imported
+    features `Method.ON_FEATURES`, the recipe and the changes among the presets, the overrides. `with_recipe` adds the
+    stream's recipe; here it must be in `presets`.
 
     Args:
         overrides: flat dotted settings as the user gave them; must contain `method` and `stream`.
@@ -108,12 +112,14 @@ def _of_layers(overrides: Mapping[str, Any], recommended: Mapping[str, Any], pre
     cls = get_method(name)
     of_presets = preset_settings(name, presets, overrides, recommended)
     chosen = {**of_presets, **overrides}
+    known = {**recommended, **chosen}
     if cls.wraps and "method.base" in recommended and "method.base" not in chosen:
         with named_in(f"stream {overrides.get('stream')}"):
             get_method(str(recommended["method.base"]))
     layers: dict[str, Settings] = {
-        "the method": _optimizer_of(cls, {**recommended, **chosen}),
+        "the method": _optimizer_of(cls, known),
         "the stream": dict(recommended),
+        FEATURES: defaults_on_features(cls, known) if known.get("backbone.name") == VECTORS else {},
         f"preset {','.join(presets)}": of_presets,
         "you": overrides,
     }
@@ -165,12 +171,28 @@ def build_experiment(
 
 def _optimizer_of(cls: type[Method], settings: Settings) -> Settings:
     """Return the defaults of `optim.*` that a method, or the retriever that it wraps, declares for its rates."""
-    if not cls.wraps:
-        return dict(cls.OPTIMIZER)
+    retriever = _base_of(cls, settings) if cls.wraps else cls
+    return dict(retriever.OPTIMIZER) if retriever else {}
+
+
+def defaults_on_features(cls: type[Method], settings: Settings) -> Settings:
+    """Return the defaults that a method, and the retriever that it wraps, declare for imported features.
+
+    Args:
+        settings: may name the retriever as `method.base`.
+    """
+    base = _base_of(cls, settings) if cls.wraps else None
+    of_base = (
+        {f"base.{name}": value for name, value in select_prefix(base.ON_FEATURES, "method").items()} if base else {}
+    )
+    return {**of_base, **cls.ON_FEATURES}
+
+
+def _base_of(cls: type[Method], settings: Settings) -> type[Method] | None:
     try:
-        return dict(get_method(str(settings.get("method.base", cls.Config().base))).OPTIMIZER)
+        return get_method(str(settings.get("method.base", cls.Config().base)))
     except (UntrustedCode, ConfigError):  # refused later, with the place that names it
-        return {}
+        return None
 
 
 def _build_method(cls: type[Method], settings: Settings, data: DataConfig, prefix: str) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ctvr.methods.backbone.architectures import SHIPPED, VECTORS
 from ctvr.orchestrator.config import Settings, build
+from ctvr.orchestrator.console import say
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError, UntrustedCode
 from ctvr.orchestrator.execution import ExecutionConfig
@@ -21,6 +22,7 @@ from ctvr.orchestrator.learning.evaluation.cost import sizes_only
 from ctvr.orchestrator.learning.evaluation.protocols import protocol_of
 from ctvr.orchestrator.learning.run.execute import check_streams
 from ctvr.orchestrator.learning.run.factory import load_clip
+from ctvr.orchestrator.learning.run.vector_towers import unfit_baseline
 from ctvr.orchestrator.on_ray.plan import SEARCHED, SearchConfig, brackets_for
 from ctvr.orchestrator.on_ray.plan_types import check_types, naming_plan
 from ctvr.orchestrator.on_ray.search import count_listed, count_trials
@@ -173,13 +175,24 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> SweepPlan:
     for row, control in () if preset.claims else untrained_rows([(each.row, each.experiment) for each in rows]):
         place = next(place for place, each in enumerate(rows) if each.row == row)
         rows.insert(place + 1, _plan_row(request, control, stream, None, execution))
-    for word in baseline_rows(request.baselines):
-        baseline(word, stream, request.stream, shared_overrides(request.overrides), execution.workers)
+    request = replace(request, baselines=_fit_baselines(request, stream, execution.workers))
     made = SweepPlan(request, stream, config, _deduplicate(rows) if preset.varies or preset.claims else tuple(rows))
     points = [count_listed(search.search_space) for search in made.searches.values()]
     if points and preset.search.get("searcher", "auto") == "auto" and max(points) <= config.trials:
         return replace(made, search_config=replace(config, searcher="grid"))
     return made
+
+
+def _fit_baselines(request: SweepRequest, stream: Stream, workers: int) -> tuple[str, ...]:
+    """Check the baselines; leave out those without training if captions and videos have features of two widths."""
+    kept = []
+    for word in baseline_rows(request.baselines):
+        made = baseline(word, stream, request.stream, shared_overrides(request.overrides), workers)
+        if fault := unfit_baseline(made.experiment, stream):
+            say(f"--baselines: {word} is left out. {fault}.")
+        else:
+            kept.append(word)
+    return tuple(kept)
 
 
 def _config_of(request: SweepRequest, stream: Stream) -> tuple[SearchConfig, int]:

@@ -11,11 +11,11 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.run.execute import check_streams
 from ctvr.orchestrator.on_ray.plan import SearchConfig
-from ctvr.orchestrator.on_ray.search import override_space
+from ctvr.orchestrator.on_ray.search import override_space, rates_around
 from ctvr.orchestrator.on_ray.search_space import Condition, SearchSpace, parse_condition, parse_values, within
 from ctvr.orchestrator.settings.experiment import Experiment
 from ctvr.orchestrator.settings.presets import preset_settings, presets_of
-from ctvr.orchestrator.settings.resolve import resolve, with_values
+from ctvr.orchestrator.settings.resolve import FEATURES, resolve, with_values
 from ctvr.orchestrator.streams.metric_names import COSTS
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps.epoch_rungs import epochs_compared
@@ -105,6 +105,9 @@ def plan_search(
     if any(metric.startswith(COSTS) for metric in config.metrics) and "evaluation.costs" not in full:
         given["evaluation.costs"] = full["evaluation.costs"] = True
     experiment = resolve(full, stream.settings, presets)
+    for each, value in experiment.layers[FEATURES].items():  # the method's own ranges are of CLIP
+        if each in space and each not in listed:
+            space[each], paper[each] = rates_around(value), value
     epochs = epochs_compared(config, experiment, len(stream.method_tasks), space)
     if epochs and "evaluation.every_epoch" not in full:
         given["evaluation.every_epoch"] = True

@@ -52,6 +52,8 @@ def method_text(name: str) -> str:
     defaults |= cls.OPTIMIZER
     lines += ["optimizer of its rates, unless a recipe or stream sets another"] if cls.OPTIMIZER else []
     lines += [f"  {setting}={value}" for setting, value in cls.OPTIMIZER.items()]
+    lines += ["on imported features of videos and captions"] if cls.ON_FEATURES else []
+    lines += [f"  {setting}={value:g}" for setting, value in cls.ON_FEATURES.items()]
     presets = presets_of(name)
     for title, is_change in (
         ("recipes: choose one (default: the stream's recommendation)", False),

@@ -76,6 +76,14 @@ def test_the_second_task_changes_weights_and_ranks(name):
     assert all(torch.isfinite(each).all() for each in second)
 
 
+@pytest.mark.parametrize("name", [name for name in LEARNS if name != "head_ridge"])
+def test_the_default_rates_on_features_are_not_those_of_clip(name):
+    settings = made(name, **FEW.get(name, {}))[2].settings
+    rates = [value for key, value in settings.items() if key.startswith(("method.lr", "base.lr")) and value]
+    assert rates
+    assert 5e-4 <= min(rates) <= max(rates) <= 1e-2, rates
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LEARNS)
 def test_another_seed_learns_something_else(name):

@@ -46,12 +46,33 @@ def make_vectors(experiment: Experiment, stream: Stream) -> Vectors:
     if experiment.backbone.name != VECTORS:
         raise _unused_backbone(experiment.backbone.name, stream.name)
     towers = load_vectors(stream, experiment.data.center)
-    text, video = towers.text.width, towers.vision.width
-    has_parameters = find_method(experiment.run.method).param_groups is not Method.param_groups
-    if text != video and not (has_parameters or experiment.capabilities.learns_in_end_task):
-        fault = f"{experiment.name} learns nothing, but in stream {features_name(stream)} captions have width {text}"
-        raise ConfigError(f"{fault} and videos {video}", "method", remedy=USE_HEADS)
+    if fault := _width_fault(experiment, features_name(stream), towers):
+        raise ConfigError(fault, "method", remedy=USE_HEADS)
     return towers
+
+
+def unfit_baseline(experiment: Experiment, stream: Stream) -> str:
+    """Return why a method that learns nothing cannot run on a stream; "" if it can, or learns.
+
+    Raises:
+        ConfigError: if the method works inside CLIP's towers, which the stream's features replace.
+    """
+    if experiment.backbone.name != VECTORS or not stream.text_features:
+        return ""
+    check_method(experiment)
+    return "" if _learns(experiment) else _width_fault(experiment, stream.name, load_vectors(stream))
+
+
+def _width_fault(experiment: Experiment, stream: str, towers: Vectors) -> str:
+    text, video = towers.text.width, towers.vision.width
+    if text == video or _learns(experiment):
+        return ""
+    return f"{experiment.name} learns nothing, but in stream {stream} captions have width {text} and videos {video}"
+
+
+def _learns(experiment: Experiment) -> bool:
+    has_parameters = find_method(experiment.run.method).param_groups is not Method.param_groups
+    return has_parameters or bool(experiment.capabilities.learns_in_end_task)
 
 
 def _unused_backbone(backbone: str, stream: str) -> ConfigError:

@@ -16,7 +16,7 @@ from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs import run as run_command
 from ctvr.orchestrator.jobs.cache import recent_runs
 from ctvr.orchestrator.jobs.run import run
-from ctvr.orchestrator.jobs.run_text import slow_precision, start_text
+from ctvr.orchestrator.jobs.run_text import low_rates, slow_precision, start_text
 from ctvr.orchestrator.on_ray.plan import GAIN
 from ctvr.orchestrator.settings.resolve import build_experiment, resolve
 from ctvr.orchestrator.sweeps.table import table
@@ -71,6 +71,22 @@ def test_a_run_says_that_a_gpu_with_other_precisions_computes_in_full_float32(mo
     assert slow_precision("cuda", "bf16") == slow_precision("cpu", "fp32") == []
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     assert slow_precision("cuda", "fp32") == []
+
+
+def test_rates_that_leave_imported_features_unchanged_are_named_with_a_remedy():
+    vectors = {"backbone.name": "vectors", "backbone.weights": "imported"}
+
+    def found(recommended, **settings):
+        return low_rates(resolve({"stream": "s", **settings}, recommended))
+
+    (line,) = found(vectors, method="clip4clip", **{"method.lr": 1e-6, "method.lr_head": 1e-5})
+    assert line.endswith("Use method.lr_head=0.001")
+    (line,) = found(vectors, method="lwf", **{"base.lr": 1e-6, "base.lr_head": 0})
+    assert line.endswith("Use base.lr=0.001")
+    assert not found(vectors, method="clip4clip")
+    assert not found(vectors, method="clip4clip", **{"method.lr": 1e-6, "optim.lr_scale": 1000})
+    assert not found(vectors, method="head_ridge")
+    assert not found({}, method="clip4clip", **{"method.lr": 1e-6})
 
 
 def test_a_run_on_a_gpu_names_the_memory_of_a_finished_one(execution, manifest, monkeypatch):

@@ -27,6 +27,33 @@ def test_later_settings_win_over_earlier_ones():
     assert made.settings["optim.epochs"] == 3
 
 
+VECTORS = {"backbone.name": "vectors", "backbone.weights": "imported"}
+
+
+def test_a_retriever_has_its_rates_on_imported_features_unless_given_others():
+    for overrides, presets, rate in (({}, (), 1e-3), ({"method.lr": 2e-5}, (), 2e-5), ({}, ("paper",), 1e-3)):
+        made = resolve({"method": "clip4clip", "stream": "s", **overrides}, VECTORS, presets)
+        assert made.method.lr == rate
+    assert made.sources["method.lr"] == "imported features"
+    made = resolve({"method": "cclip", "stream": "s"}, VECTORS, ("paper",))  # a recipe that states its rate
+    assert made.method.lr == find_method("cclip").PRESETS["paper"]["method.lr"]
+    assert resolve({"method": "clip4clip", "stream": "s"}, SMALL).method.lr == 1e-6  # on videos
+
+
+def test_a_strategy_has_the_rates_of_the_retriever_that_it_wraps():
+    for base in ("clip4clip", "framefusion_moe", "head_linear"):
+        made = resolve({"method": "lwf", "stream": "s", "method.base": base}, VECTORS)
+        assert made.base == resolve({"method": base, "stream": "s"}, VECTORS).method
+    assert resolve({"method": "er_ring_moco", "stream": "s"}, VECTORS).base.lr == 1e-3
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_defaults_on_imported_features_are_settings_of_the_method(name):
+    cls = find_method(name)
+    assert set(cls.ON_FEATURES) <= {f"method.{field.name}" for field in fields(cls.Config)}
+    assert all(value >= 1e-4 for value in cls.ON_FEATURES.values())
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
