@@ -1,7 +1,7 @@
 """Named arrays in files of other programs: .npy, .npz, .pt, .h5, .parquet, .tar, .pkl, and folders of .npy.
 
-No object is unpickled: .npy and .npz files with objects are refused, a sandboxed process reads the tensors of a .pt,
-and a .pkl is read without executing what it names (`pickled_arrays.py`).
+No object is unpickled: .npy and .npz files with objects are refused, and a .pkl or .pt is read without executing what
+it names (`pickled_arrays.py`, `torch_arrays.py`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ctvr.methods.backbone.weights import BARE, read_weights
 from ctvr.orchestrator.data.array_files import (
     CANARIES,
     NAMED,
@@ -30,12 +28,14 @@ from ctvr.orchestrator.data.array_files import (
     reason_of,
 )
 from ctvr.orchestrator.data.pickled_arrays import read_pickled_arrays
-from ctvr.orchestrator.digests import digest_file
+from ctvr.orchestrator.data.torch_arrays import read_torch_arrays
 from ctvr.orchestrator.errors import ConfigError, VideoError
 from ctvr.orchestrator.text_files import open_regular
-from ctvr.sandbox.isolate import NoLandlock
 
 FORMS = ("npy", "npz", "pt", "h5", "parquet", "tar")
+# Kinds of files in a folder; the first that occur are read, so weights or labels next to arrays are ignored
+FOLDERS = ((".npy", ".npz", ".tar"), (".pt", ".pth"), (".h5", ".hdf5"), (".pkl", ".pickle"), (".parquet",))
+SHARDS = {".tar", ".parquet"}  # which hold several names each
 FEATURES = ("features", "last_hidden_state")  # the array of a file with several; a text tower's next to its pooled one
 COLUMNS = ("name", "row", "features")  # columns of .parquet, which has one row for each vector
 
@@ -48,8 +48,8 @@ def read_arrays(path: Path, join_ids: bool = True) -> Arrays | np.ndarray:
             tensor, or a dictionary of tensors); .h5 or .hdf5 (datasets by name);
             .parquet (columns name, features and, for several vectors of a name, row); .tar (a WebDataset shard:
             KEY.npy, with KEY.name.txt where the name is not the key); .pkl or .pickle (a dictionary of numpy arrays,
-            or one array or list); or a folder of NAME.npy, of NAME.npz with one array each or one of FEATURES, or of
-            shards.
+            or one array or list); or a folder of NAME.npy, of a file of another kind for each name with one array or
+            one of FEATURES, or of shards (.tar, .parquet).
         join_ids: return an array of names and one of features, if a file has no other, as name -> array.
 
     Raises:
@@ -63,8 +63,8 @@ def read_arrays(path: Path, join_ids: bool = True) -> Arrays | np.ndarray:
     readers: dict[str, Callable[[Path], Arrays | np.ndarray]] = {
         "npy": _npy,
         "npz": read_npz,
-        "pt": _pt,
-        "pth": _pt,
+        "pt": read_torch_arrays,
+        "pth": read_torch_arrays,
         "h5": read_h5,
         "hdf5": read_h5,
         "parquet": read_parquet,
@@ -85,22 +85,22 @@ def read_arrays(path: Path, join_ids: bool = True) -> Arrays | np.ndarray:
 
 
 def _folder(folder: Path) -> Arrays:
-    """Read all files below a folder as name -> array; names are relative paths without extensions."""
-    files = [file for file in sorted(folder.rglob("[!.]*")) if file.suffix in (".npy", ".npz", ".tar")]
-    files = [file for file in files if file != folder / CANARIES]
-    files = [file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
-    kinds = {file.suffix for file in files}
+    """Read all files of a kind below a folder as name -> array; names are relative paths without extensions."""
+    every = [file for file in sorted(folder.rglob("[!.]*")) if file != folder / CANARIES and not file.is_dir()]
+    every = [file for file in every if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
+    chosen = ([file for file in every if file.suffix.lower() in kinds] for kinds in FOLDERS)
+    files = next((found for found in chosen if found), [])
+    kinds = {file.suffix.lower() for file in files}
     if ".tar" in kinds and len(kinds) > 1:
         raise ConfigError("has shards (.tar) next to files of one video", folder, remedy="Give a folder of one kind.")
-    if kinds == {".tar"}:
+    if kinds & SHARDS:
         shards = [read_arrays(file) for file in files]
         found = [(name, array) for shard in shards if isinstance(shard, dict) for name, array in shard.items()]
     else:
         found = [(file.relative_to(folder).with_suffix("").as_posix(), _of_one(file)) for file in files]
     if not found:
-        raise ConfigError(
-            f"{folder}: folder holds no .npy file. Give a file, or a folder of NAME.npy or NAME.npz, one per video."
-        )
+        remedy = f"Give a file, or a folder with a NAME.npy, .npz, {', '.join(kinds[0] for kinds in FOLDERS[1:-1])}"
+        raise ConfigError("holds no array", folder, remedy=f"{remedy} for each video.")
     if len(arrays := dict(found)) < len(found):
         twice = next(name for name, count in Counter(name for name, _ in found).items() if count > 1)
         raise ConfigError(f"{twice[:60]!r} is in two files", folder, remedy="Keep one of them.")
@@ -109,7 +109,7 @@ def _folder(folder: Path) -> Arrays:
 
 def _of_one(file: Path) -> np.ndarray:
     """Return the features in a file that belongs to one video."""
-    found = _npy(file) if file.suffix == ".npy" else read_arrays(file)
+    found = read_arrays(file, join_ids=False)
     if isinstance(found, np.ndarray):
         return found
     name = next(iter(found)) if len(found) == 1 else next((name for name in FEATURES if name in found), None)
@@ -124,14 +124,16 @@ def _with_ids(found: Arrays | np.ndarray) -> Arrays | np.ndarray:
     Names are strings, or integers in an array whose name ends in "id" or "ids".
 
     Raises:
-        ValueError: if a name occurs twice.
+        ValueError: if a name occurs twice, or a row has no name.
     """
     if isinstance(found, np.ndarray) or len(found) != 2:
         return found
     names, values = sorted(found.values(), key=lambda array: (array.dtype.kind not in "US", array.ndim))
     kinds = "USiu" if any(key.lower().endswith(("id", "ids")) and found[key] is names for key in found) else "US"
-    if names.dtype.kind not in kinds or names.ndim != 1 or values.ndim < 2 or len(names) != len(values):
+    if names.dtype.kind not in kinds or names.ndim != 1 or values.ndim < 2:
         return found
+    if len(names) != len(values):
+        raise ValueError(f"it has {len(names)} names and {len(values)} rows")
     texts = [name.decode() if isinstance(name, bytes) else str(name) for name in names.tolist()]
     if len(set(texts)) < len(texts):
         raise ValueError(f"{next(name for name in texts if texts.count(name) > 1)!r:.60} occurs twice")
@@ -214,23 +216,6 @@ def _npy(path: Path) -> np.ndarray:
         return load_npy(path)
     except VideoError as error:
         raise ConfigError(error, remedy="Save it again.") from error
-
-
-def _pt(path: Path) -> Arrays | np.ndarray:
-    """Read an untrusted .pt in a sandboxed process with limited memory and no access to other files."""
-    try:
-        found = read_weights(path, digest_file(path))
-    except NoLandlock as error:
-        raise ConfigError(str(error)) from error
-    if set(found) == {BARE}:
-        return _plain(found[BARE])
-    return {name: _plain(value) for name, value in sorted(found.items())}  # their order is undefined
-
-
-def _plain(tensor: Any) -> np.ndarray:
-    is_known = not tensor.is_floating_point() or str(tensor.dtype) == "torch.float16"  # numpy lacks bfloat16
-    made: np.ndarray = (tensor if is_known else tensor.float()).numpy()
-    return made
 
 
 def _write_tar(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:

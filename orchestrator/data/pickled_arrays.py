@@ -10,6 +10,7 @@ import math
 import pickle
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from ctvr.orchestrator.text_files import read_bytes
 MOST_BYTES = 16 << 30
 _OPCODES = (
     f"{OPCODES} NONE NEWTRUE NEWFALSE LONG LONG1 FLOAT BINFLOAT EMPTY_TUPLE TUPLE2 TUPLE3 "
-    "BINBYTES SHORT_BINBYTES BINBYTES8 BINUNICODE8"
+    "BINBYTES SHORT_BINBYTES BINBYTES8 BINUNICODE8 BINPERSID"  # the last: storages of torch_arrays.py, else refused
 )
 _TYPES = re.compile(r"[fiu][1248]|b1|[US][1-9]\d{0,8}", re.ASCII)
 _LEVELS = 5  # of dictionaries and lists in one another
@@ -50,7 +51,7 @@ class _Type:
         self.dtype = np.dtype(f"{state[1]}{self.dtype.str[1:]}")
 
 
-class _Array:
+class PickledArray:
     """An array, whose shape, type and bytes are its state."""
 
     value: np.ndarray | None = None
@@ -59,7 +60,7 @@ class _Array:
         _, shape, kind, is_fortran, data = state
         self.fill(data, kind, shape, "F" if is_fortran else "C")
 
-    def fill(self, data: Any, kind: Any, shape: Any, order: str) -> _Array:
+    def fill(self, data: Any, kind: Any, shape: Any, order: str) -> PickledArray:
         content = data.encode("latin-1") if isinstance(data, str) else data  # Python 2 wrote text
         if not isinstance(content, bytes | bytearray) or type(kind) is not _Type or type(shape) is not tuple:
             raise RefusedPickle("an array of objects")
@@ -69,10 +70,10 @@ class _Array:
         return self
 
 
-def _reconstruct(kind: Any, *_: Any) -> _Array:
+def _reconstruct(kind: Any, *_: Any) -> PickledArray:
     if kind is not _NDARRAY:
         raise RefusedPickle("a subclass of numpy.ndarray")
-    return _Array()
+    return PickledArray()
 
 
 def _encode(text: Any, encoding: Any = "latin1") -> bytes:
@@ -95,8 +96,8 @@ _BUILDERS = {
     ("numpy", "ndarray"): _NDARRAY,
     ("numpy", "dtype"): _Type,
     ("multiarray", "_reconstruct"): _reconstruct,
-    ("multiarray", "scalar"): lambda kind, data: _Array().fill(data, kind, (), "C"),
-    ("numeric", "_frombuffer"): lambda data, kind, shape, order: _Array().fill(data, kind, shape, order),
+    ("multiarray", "scalar"): lambda kind, data: PickledArray().fill(data, kind, (), "C"),
+    ("numeric", "_frombuffer"): lambda data, kind, shape, order: PickledArray().fill(data, kind, shape, order),
     ("_codecs", "encode"): _encode,
     ("__builtin__", "bytes"): _no_bytes,  # protocol 2 writes no empty bytes
     ("builtins", "bytes"): _no_bytes,
@@ -105,7 +106,9 @@ _BUILDERS = {
 _CORES = ("numpy.core.", "numpy._core.")  # numpy before and since 2.0
 
 
-class _ArrayUnpickler(PlainUnpickler):
+class ArrayUnpickler(PlainUnpickler):
+    """Unpickler of arrays, numbers and text in dictionaries and lists."""
+
     dispatch = Handlers(_OPCODES)
 
     def find_class(self, module: str, name: str) -> Any:
@@ -117,7 +120,7 @@ class _ArrayUnpickler(PlainUnpickler):
 
     def load_build(self) -> None:
         state = self.stack.pop()
-        if type(self.stack[-1]) not in (_Type, _Array):
+        if type(self.stack[-1]) not in (_Type, PickledArray):
             raise RefusedPickle("the state of an object")
         self.stack[-1].set_state(state)
 
@@ -143,11 +146,17 @@ def read_pickled_arrays(path: Path) -> Arrays | np.ndarray:
     data = read_bytes(path, MOST_BYTES)
     if data[:4] == b"PK\x03\x04":
         raise ConfigError("is a zip archive, not a pickle", path, remedy="Rename a file of torch.save to .pt.")
+    with refusals(path, "np.savez(FILE, **ARRAYS) of numbers"):
+        return unpickle(data, ArrayUnpickler, Expansion(len(data)).convert)
+
+
+@contextmanager
+def refusals(path: Path, form: str) -> Iterator[None]:
+    """Convert the errors of an unpickler to a ConfigError about the file; `form` is a call that writes a good one."""
     try:
-        return unpickle(data, _ArrayUnpickler, _Expansion(len(data)).convert)
+        yield
     except RefusedPickle as error:
-        is_torch = isinstance(error, _Torch)
-        remedy = "torch.save(TENSORS, 'FILE.pt')" if is_torch else "np.savez(FILE, **ARRAYS) of numbers"
+        remedy = "torch.save(TENSORS, 'FILE.pt')" if isinstance(error, _Torch) else form
         raise ConfigError(
             f"refused, because it holds {error}; nothing was executed", path, remedy=f"Write {remedy}."
         ) from error
@@ -156,7 +165,7 @@ def read_pickled_arrays(path: Path) -> Arrays | np.ndarray:
         raise ConfigError(f"damaged, or not a pickle of arrays{reason[:160]}", path, remedy="Save it again.") from error
 
 
-class _Expansion:
+class Expansion:
     """Conversion of the read values to arrays, with a limit of their total size.
 
     Args:
@@ -182,13 +191,13 @@ class _Expansion:
             name = prefix + _name(key)
             if type(value) is dict:
                 yield from self._named(value, f"{name}/", level + 1)
-            elif type(value) in (_Array, list, tuple):
+            elif type(value) in (PickledArray, list, tuple):
                 yield name, self._array(value, level + 1)
             elif not isinstance(value, int | float | str | None):
                 raise RefusedPickle(f"{type(value).__name__} {name[:60]!r}")
 
     def _array(self, value: Any, level: int) -> np.ndarray:
-        if type(value) is _Array and value.value is not None:
+        if type(value) is PickledArray and value.value is not None:
             self._count(value.value.nbytes, level)
             return value.value
         if type(value) not in (list, tuple):
@@ -212,7 +221,7 @@ class _Expansion:
 
 
 def _name(key: Any) -> str:
-    value = key.value.item() if type(key) is _Array and key.value is not None and key.value.ndim == 0 else key
+    value = key.value.item() if type(key) is PickledArray and key.value is not None and key.value.ndim == 0 else key
     if isinstance(value, bytes):
         return value.decode()
     if type(value) not in (str, int):

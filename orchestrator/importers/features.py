@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ctvr.orchestrator.data.arrays import Arrays, read_arrays, validate_features
+from ctvr.orchestrator.data.arrays import FEATURES, Arrays, read_arrays, validate_features
 from ctvr.orchestrator.digests import digest_file, digest_of
 from ctvr.orchestrator.errors import ConfigError, VideoError
 from ctvr.orchestrator.importers.array_folder import current_arrays, new_arrays
@@ -103,9 +103,8 @@ def _import(
         first = next(iter(of_captions.values()))
         of_texts = f"captions have {'one vector' if max(counts) == 1 else f'{min(counts)} to {max(counts)} vectors'}"
         of_texts += f" of {first.shape[1]} numbers"
-    zeros = [item["video"] for item in items if not arrays[item["path"]].any(axis=1).all()]
-    count = f"{len(zeros)} of {len(items)} videos"
-    notes = [f"{count} have a vector of zeros, first {zeros[0]!r}. Such a vector counts as a frame."] if zeros else []
+    notes = _note_zeros("videos", {item["video"]: arrays[item["path"]] for item in items}, "counts as a frame")
+    notes += _note_zeros("captions", of_captions or {}, "has no direction")
     order = " in the order of the table" if isinstance(read, np.ndarray) else ""
     size = f"features of {width} numbers{order}, {min(frames)} to {max(frames)} a video"
     lines = [describe(stream), f"{size}; {of_texts}"]
@@ -133,6 +132,14 @@ def _check_cards(
     elif before is not None:
         notes.append(f"the card of {before.card.embedder}, of the import that this one replaces, is removed")
     return [*(ours.describe() if ours is not None else []), *notes]
+
+
+def _note_zeros(what: str, arrays: Arrays, effect: str) -> list[str]:
+    """Return the line of the report about vectors of zeros, if there is one."""
+    zeros = [name for name, vectors in arrays.items() if not vectors.any(axis=1).all()]
+    if not zeros:
+        return []
+    return [f"{len(zeros)} of {len(arrays)} {what} have a vector of zeros, first {zeros[0][:60]!r}. It {effect}."]
 
 
 def _as_stored(vectors: np.ndarray, found: np.ndarray) -> np.ndarray:
@@ -171,15 +178,17 @@ def _as_named(found: Arrays, names: list[str]) -> Arrays:
     """Return the arrays under `names`; a key may be a variant of a name if only one key is.
 
     Variants are a leading `./`, a video's extension, another Unicode form, MSR-VTT's video7010 for 7010, and, if all
-    keys have them, folders or suffixes: features/ID, train/ID, ID/c3d_features (ActivityNet), ID.clip.
+    keys have them, folders or suffixes: features/ID, train/ID, ID/c3d_features (ActivityNet), ID.clip. Of several
+    arrays of a video (ID/seconds, ID/features) the one in FEATURES is taken.
     """
     keys: dict[str, list[str]] = {}
-    parts = [key.removeprefix("./").split("/") for key in found]
-    field = "".join(next(iter(found), "").rpartition(".")[1:])
-    shared = field if all(key.endswith(field) for key in found) else ""
+    every = [key for key in found if "/" in key and key.rpartition("/")[2] in FEATURES] or list(found)
+    parts = [key.removeprefix("./").split("/") for key in every]
+    field = "".join((every or [""])[0].rpartition(".")[1:])
+    shared = field if all(key.endswith(field) for key in every) else ""
     all_in_folders = all(len(each) > 1 for each in parts)
     is_one_name = len({each[-1] for each in parts}) == 1
-    for key, (*folders, last) in zip(found, parts):
+    for key, (*folders, last) in zip(every, parts):
         keys.setdefault(_bare(key), []).append(key)
         if (without := _bare(key.removesuffix(shared))) != _bare(key):
             keys.setdefault(without, []).append(key)
@@ -201,7 +210,7 @@ def _checked(file: Path, name: str, array: np.ndarray) -> np.ndarray:
     try:
         return validate_features(np.asarray(array), f"{file}: {name}")
     except VideoError as error:
-        raise ConfigError(error, remedy="Save numbers of that shape.") from error
+        raise ConfigError(error, remedy="Save finite numbers, (frames, d) or (d,).") from error
 
 
 def _by_caption_id(table: Path, file: Path, found: Arrays | np.ndarray) -> Arrays | np.ndarray:

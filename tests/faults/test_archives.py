@@ -197,6 +197,7 @@ ALLOWED = {
     ("orchestrator/data/arrays.py", "tarfile.open"),  # to write a shard
     ("orchestrator/data/arrays.py", "zipfile.ZipFile"),  # to write an .npz
     ("tools/real_pairs.py", "zipfile.ZipFile"),  # the parts of an installed package, in memory
+    ("orchestrator/data/torch_arrays.py", "zipfile.ZipFile"),  # members are read one by one, none is unpacked
     ("tools/real_vectors.py", "zipfile.ZipFile"),  # two members of an installed package, in memory
     ("tools/bench/gpu.py", "torch.load"),  # weights_only, what our own child has just written
     (

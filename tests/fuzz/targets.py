@@ -278,6 +278,7 @@ TARGETS = (
     Target("parquet", make_arrays("parquet"), _features),
     Target("tar", make_arrays("tar"), _features),
     Target("pkl", make_arrays("pkl"), _features),
+    Target("pt", make_arrays("pt"), _features),
     *((Target("h5", make_arrays("h5"), _features),) if importlib.util.find_spec("h5py") else ()),
     Target("images", make_npy((2, 8, 8, 3)), _read_images),
     Target("plan", make_json("plan.json", PLAN), _plan, "json"),

@@ -1,15 +1,18 @@
 """Features are matched to videos by name, also where a program has written `./` or the ending of a video."""
 
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as arrow
 import pytest
+import torch
 from pyarrow import parquet
 
 from ctvr.orchestrator.data.arrays import read_features, write_arrays
+from ctvr.orchestrator.importers.builder import items_of
 from ctvr.orchestrator.importers.command import import_stream
 from ctvr.orchestrator.importers.features import import_features
 from ctvr.orchestrator.streams.load import load_stream
@@ -101,6 +104,10 @@ def test_vectors_of_zeros_are_counted(table: Path) -> None:
     np.savez(features, **{video: padded if video == "d4" else padded[:1] for video, _ in ROWS})
     _, report = import_features(table, features, None, table.parent / "out.json", "out")
     assert "1 of 4 videos have a vector of zeros, first 'd4'" in report
+    texts = table.parent / "texts.npy"
+    np.save(texts, np.array([[1.0, 2], [0, 0], [1, 1], [0, 0]]))
+    _, report = import_features(table, features, texts, table.parent / "out.json", "out")
+    assert "2 of 4 captions have a vector of zeros, first 'caption of b.2'" in report
 
 
 def first_numbers(table: Path, features: Path) -> list[float]:
@@ -148,6 +155,39 @@ def test_one_array_finds_its_rows_by_the_ids_next_to_it_or_in_the_order_of_the_t
     assert first_numbers(table, file) == [0, 3, 6, 9]
 
 
+@pytest.mark.parametrize("form", ["npz", "pt", "pkl", "h5"])
+def test_the_features_are_chosen_among_several_arrays_of_a_video(form: str, table: Path) -> None:
+    arrays = {f"{video}/seconds": np.arange(2.0) for video in IDS}
+    arrays |= {f"{video}/features": np.full((2, 3), n, np.float32) for n, video in enumerate(IDS)}
+    file = table.parent / f"features.{form}"
+    write_one(file, arrays) if form != "npz" else np.savez(file, **arrays)
+    assert first_numbers(table, file) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("form", ["npz", "pt", "pkl", "h5"])
+def test_rows_without_ids_are_one_line(form: str, table: Path) -> None:
+    file = table.parent / f"features.{form}"
+    if form == "npz":
+        np.savez(file, ids=np.array(IDS[:3]), features=ROW)
+    elif form == "pt":
+        torch.save({"ids": IDS[:3], "features": torch.from_numpy(ROW)}, file)
+    elif form == "pkl":
+        file.write_bytes(pickle.dumps({"ids": IDS[:3], "features": ROW}))
+    else:
+        with pytest.importorskip("h5py").File(file, "w") as opened:
+            opened["ids"], opened["features"] = IDS[:3], ROW
+    with refuses("3", "4", where=str(file), remedy=True):
+        import_stream("features", {"table": str(table), "features": str(file)}, None, table.parent / "runs", "mine")
+    assert not (table.parent / "runs").exists()
+
+
+def test_hdf5_without_its_package_is_one_line(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    (table.parent / "f.h5").write_bytes(b"")
+    with refuses("h5py", "pip install h5py"):
+        import_stream("features", {"table": str(table), "features": str(table.parent / "f.h5")}, None, table.parent)
+
+
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
 OTHERS = [["./a1", "a1.mp4"], ["a1.mp4", "a1.avi"], ["x/a1"], ["a1.npy"], ["A1"]]
 REFUSED = [
@@ -177,6 +217,42 @@ def test_features_that_may_be_of_other_videos_are_refused(ending: str, content: 
         np.save(file, content)
     with refuses(file, *values.split()):
         import_features(table, file, None, table.parent / "out.json", "out")
+
+
+@pytest.mark.parametrize("form", ["pt", "pth", "h5", "pkl", "NPY"])
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_folder_has_a_file_of_any_form_for_each_video(form: str, is_named: bool, table: Path) -> None:
+    """Files of another form next to them are not read."""
+    folder = table.parent / "features"
+    (folder / "train").mkdir(parents=True)
+    for n, video in enumerate(IDS):
+        arrays = {"features": np.full((2, 3), n, np.float16)} | ({"seconds": np.arange(2.0)} if is_named else {})
+        write_one(folder / "train" / f"{video}.{form}", arrays)
+    (folder / "train" / "notes.txt").write_text("")
+    if form != "NPY":
+        assert stored(table, folder) == {video: np.full((2, 3), n, np.float16).tobytes() for n, video in enumerate(IDS)}
+        (folder / "labels.parquet").write_text("not read")
+    assert first_numbers(table, folder) == [0, 1, 2, 3]
+
+
+def write_one(file: Path, arrays: dict[str, np.ndarray]) -> None:
+    if file.suffix in (".pt", ".pth"):
+        torch.save({name: torch.from_numpy(array) for name, array in arrays.items()}, file)
+    elif file.suffix == ".h5":
+        pytest.importorskip("h5py")
+        write_arrays(file, arrays.items())
+    elif file.suffix == ".pkl":
+        file.write_bytes(pickle.dumps(arrays))
+    else:
+        with file.open("wb") as opened:
+            np.save(opened, arrays["features"])
+
+
+def stored(table: Path, features: Path) -> dict[str, bytes]:
+    """Return the bytes of the arrays of each video after an import."""
+    manifest, _ = import_features(table, features, None, table.parent / "out.json", "out")
+    place = table.parent / manifest["videos"]
+    return {item["video"]: np.load(place / item["path"]).tobytes() for item in items_of(manifest)}
 
 
 @pytest.mark.parametrize("kind", ["one", "named features", "tokens", "npy", "split"])
@@ -267,6 +343,26 @@ BAD: dict[str, Any] = {
 }
 
 
+FORMS = ["pt", "pkl", "parquet", "tar", "h5", "folder"]
+
+
+@pytest.mark.parametrize(("form", "what"), [(f, w) for f in FORMS for w in BAD if (f, w) != ("parquet", "an image")])
+def test_bad_features_of_every_form_leave_nothing(form: str, what: str, table: Path) -> None:
+    root, file = table.parent / "runs", table.parent / ("features.npy" if form == "folder" else f"features.{form}")
+    if form == "h5":
+        pytest.importorskip("h5py")
+    if form == "pkl":
+        file.write_bytes(pickle.dumps(BAD[what]))
+    elif form == "parquet":
+        cells = arrow.array([np.atleast_2d(array).tolist() for array in BAD[what].values()])
+        parquet.write_table(arrow.table({"name": list(BAD[what]), "features": cells}), file)
+    else:
+        file = write_arrays(file, BAD[what].items())
+    with refuses(file):
+        import_stream("features", {"table": str(table), "features": str(file)}, None, root, "mine")
+    assert not root.exists()
+
+
 @pytest.mark.parametrize("is_again", [False, True])
 @pytest.mark.parametrize("what", [*BAD, "a caption without features", "damaged"])
 def test_a_refused_import_leaves_nothing_and_an_earlier_stream_whole(what: str, is_again: bool, table: Path) -> None:
@@ -291,7 +387,7 @@ def test_a_refused_import_leaves_nothing_and_an_earlier_stream_whole(what: str, 
 
 
 @pytest.mark.parametrize("cell", ["video", "caption"])  # the empty cell, or where the file ends
-@pytest.mark.parametrize("form", ["", "npz", "tar", "parquet", "h5", "pkl", "code"])
+@pytest.mark.parametrize("form", ["", "npz", "tar", "parquet", "h5", "pkl", "pt", "code"])
 def test_a_file_that_is_cut_short_or_names_code_leaves_nothing(form: str, cell: str, table: Path) -> None:
     """Without a form, the table lacks an ID or a caption."""
     root, canary = table.parent / "runs", table.parent / "canary"

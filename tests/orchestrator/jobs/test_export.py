@@ -208,7 +208,7 @@ def test_wrong_features_are_refused_in_one_line(exported, tmp_path, capsys):
         ("cube.npz", "shape (2, 3, 4) of float64, not (frames, d) or (d,)"),
         ("rows.npy", f"has 3 rows for {len(videos)} videos"),
         ("objects.npy", "cannot be read as an array"),
-        ("evil.pt", "cannot be read as arrays"),
+        ("evil.pt", "refused, because it holds global"),
         ("none.npz", "no such file"),
         ("good.csv", "no such file"),
     ):
