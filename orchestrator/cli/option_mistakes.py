@@ -39,6 +39,11 @@ OF_OTHER_TOOLS = {
 KINDS: dict[Any, tuple[str, str]] = {int: ("a whole number", "3"), float: ("a number", "0.5")}
 
 
+def is_option(word: str) -> bool:
+    """Return whether a word of a command is an option; `-` and negative numbers are values."""
+    return word[:1] == "-" != word and not _NUMBER.fullmatch(word)
+
+
 def check_options(
     parser: argparse.ArgumentParser,
     words: Sequence[str],
@@ -62,12 +67,12 @@ def check_options(
         if word == "--":
             return found, [*kept, *words[place:]]
         following = words[place + 1] if place + 1 < len(words) else None
-        if following is not None and following[:1] == "-" != following and not _NUMBER.fullmatch(following):
+        if following is not None and is_option(following):
             following = None
         if not word and all(action.dest != "text" for action in parser._actions):
             fault = "'': is an empty argument, perhaps an unset variable"
             size, mistake = 1, Mistake(fault, ("",), (), "Omit it.")
-        elif not word.startswith("-") or word == "-" or _NUMBER.fullmatch(word):
+        elif not is_option(word):
             size, mistake = 1, None
         else:
             size, mistake = _check_option(parser, word, following, known)

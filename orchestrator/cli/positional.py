@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ctvr.orchestrator.cli.mistakes import Mistake, mistake_from_error
+from ctvr.orchestrator.cli.option_mistakes import is_option
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.load import is_embedded
 
@@ -36,6 +37,30 @@ _BY_TYPE: tuple[tuple[str, str, Callable[[str], bool]], ...] = (
 def default_runs() -> Path:
     """Return the runs folder of a command that names none."""
     return Path(os.environ.get("CTVR_RUNS") or "runs")
+
+
+def arguments_first(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
+    """Put the arguments of a command before its options; `argparse` ends a list of arguments at the first option.
+
+    Args:
+        parser: of the command.
+        words: what follows the command, with valid options. After `--` every word is an argument, so options are first.
+    """
+    if any(isinstance(action, argparse._SubParsersAction) for action in parser._actions):
+        return list(words)  # an action, with options of its own
+    texts, options, at = list[str](), list[str](), 0
+    while at < len(words) and words[at] != "--":
+        size = 1
+        if not is_option(words[at]):
+            texts.append(words[at])
+        else:
+            action = parser._option_string_actions.get(words[at])
+            if action is not None and action.nargs != 0:
+                following = next((n for n, word in enumerate(words[at + 1 :]) if is_option(word)), len(words))
+                size += following if action.nargs else 1
+            options += words[at : at + size]
+        at += size
+    return [*options, "--", *texts, *words[at + 1 :]] if "--" in words else [*texts, *options]
 
 
 def place_names(arguments: argparse.Namespace) -> list[Mistake]:
