@@ -8,11 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import Builder, Manifest, empty_task
 from ctvr.orchestrator.importers.cells import SPLIT_WORDS, captions_in, in_order, open_table, read_csv, segment_of
-from ctvr.orchestrator.importers.task_rules import RULES, check_rule, tasks_of
+from ctvr.orchestrator.importers.task_clusters import cluster_tasks
+from ctvr.orchestrator.importers.task_rules import CLUSTERS, RULES, check_rule, tasks_of
 from ctvr.orchestrator.streams.captions import MISSING
 from ctvr.orchestrator.streams.manifest import Reader
 from ctvr.orchestrator.streams.stream import SPLITS
@@ -25,7 +28,12 @@ ANY = "any"  # default category, for a table without that column
 
 
 def import_csv(
-    table: Path, videos: Path, out: Path | None, name: str | None = None, rule: str = ""
+    table: Path,
+    videos: Path,
+    out: Path | None,
+    name: str | None = None,
+    rule: str = "",
+    vectors: Mapping[str, np.ndarray] | None = None,
 ) -> tuple[Manifest, str]:
     """Import a user's table with columns video, caption, split, task[, category, start, end, time].
 
@@ -33,14 +41,15 @@ def import_csv(
 
     Rows of the same video (and segment) are its captions, and so are the elements of a list in one cell. Tasks are
     ordered by their numbers, or else by their first appearance. `video` is an id or a path below `videos`; start and
-    end are seconds, mm:ss or hh:mm:ss. A `rule` (`tasks_of`) divides the videos into tasks instead of the column task.
+    end are seconds, mm:ss or hh:mm:ss. A `rule` (`tasks_of`, `cluster_tasks`) divides the videos into tasks instead of
+    the column task; clusters need the `vectors` of each caption, (L, d).
 
     Returns and raises as `import_msrvtt`.
     """
     table = Path(table)
     read = read_table(table, needs_task=not rule)
     rows = [(line, row, captions, _segment(table, line, row)) for line, row, captions in read]
-    ordered = _apply(table, rows, rule) if rule else []
+    ordered = _apply(table, rows, rule, vectors) if rule else []
     ids = name_segments((row["video"], segment) for _, row, _, segment in rows)
     builder, reader = Builder(videos, out), Reader(str(table))
     seen: dict[tuple[str, Any], tuple[tuple[str, ...], dict[str, Any]]] = {}
@@ -71,6 +80,8 @@ def import_csv(
     stem, names = name or (Path(out).stem if out else table.stem), ordered or in_order(tasks, table)
     manifest, report = builder.finish(stem, "ctvr", [tasks[task] for task in names], {}, [table])
     report += _describe_task_names(names)
+    if rule.startswith(CLUSTERS):
+        report += f"\nTraining videos of the clusters: {', '.join(str(len(tasks[task]['train'])) for task in names)}."
     header = open_table(table, REQUIRED).header
     if (times := [column for column in header if _TIMES.fullmatch(column)]) and "start" not in header:
         said = f"Not read: {', '.join(times)}. If they are segments of the videos, call the columns start and end."
@@ -78,14 +89,26 @@ def import_csv(
     return manifest, report
 
 
-def _apply(table: Path, rows: Sequence[tuple[int, dict[str, str], object, object]], rule: str) -> list[str]:
+def _apply(
+    table: Path,
+    rows: Sequence[tuple[int, dict[str, str], list[str], object]],
+    rule: str,
+    vectors: Mapping[str, np.ndarray] | None,
+) -> list[str]:
     """Write the task of each row into its cells; return the names of the tasks in their order."""
     check_rule(rule)
     column = "category" if rule == "category" else "time"
-    if column not in open_table(table, REQUIRED).header:
+    if rule.startswith(CLUSTERS):
+        if vectors is None:
+            remedy = f"Use `ctvr streams import features` with text=, or write {RULES}."
+            raise ConfigError("needs vectors of the captions", f"tasks={rule}", remedy=remedy)
+        of_rows = [(row, captions, (row["video"], at)) for _, row, captions, at in rows]
+        names, ordered = cluster_tasks(table, of_rows, int(rule.removeprefix(CLUSTERS)), vectors)
+    elif column not in open_table(table, REQUIRED).header:
         fault = f"line 1: no column {column!r}, which tasks={rule} needs"
         raise ConfigError(fault, table, remedy=f"Add it, or write {RULES}.")
-    names, ordered = tasks_of(table, [(line, row, (row["video"], at)) for line, row, _, at in rows], rule)
+    else:
+        names, ordered = tasks_of(table, [(line, row, (row["video"], at)) for line, row, _, at in rows], rule)
     for (_, row, _, _), task in zip(rows, names):
         row["task"] = task
     return ordered

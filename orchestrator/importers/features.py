@@ -57,8 +57,9 @@ def _import(
     table: Path, features: Path, texts: Path | None, out: Path, name: str, rule: str, stack: ExitStack
 ) -> tuple[Manifest, str]:
     """Import as above; `stack` removes the new arrays after an error, or else the earlier ones."""
+    of_captions = _of_captions(table, texts) if texts is not None else None
     with tempfile.TemporaryDirectory() as empty:  # a manifest needs a folder, even if it contains no videos
-        manifest, _ = import_csv(table, Path(empty), None, name, rule)
+        manifest, report = import_csv(table, Path(empty), None, name, rule, of_captions)
     items = items_of(manifest)
     names = ids_of(table)
     read = _unnamed(read_arrays(features), names)
@@ -103,7 +104,8 @@ def _import(
         first = next(iter(of_captions.values()))
         of_texts = f"captions have {'one vector' if max(counts) == 1 else f'{min(counts)} to {max(counts)} vectors'}"
         of_texts += f" of {first.shape[1]} numbers"
-    notes = _note_zeros("videos", {item["video"]: arrays[item["path"]] for item in items}, "counts as a frame")
+    notes = report.partition("\ndigest ")[2].splitlines()[1:]  # such as the names of tasks
+    notes += _note_zeros("videos", {item["video"]: arrays[item["path"]] for item in items}, "counts as a frame")
     notes += _note_zeros("captions", of_captions or {}, "has no direction")
     order = " in the order of the table" if isinstance(read, np.ndarray) else ""
     size = f"features of {width} numbers{order}, {min(frames)} to {max(frames)} a video"

@@ -10,7 +10,11 @@ from pathlib import Path
 from ctvr.orchestrator.errors import ConfigError
 
 UNITS = {"year": "%Y", "month": "%Y-%m", "week": "%G-W%V", "day": "%Y-%m-%d"}
-RULES = "tasks=year, month, week or day (a column time), tasks=category, or tasks=4 (equal parts by time)"
+RULES = (
+    "tasks=year, month, week or day (a column time), tasks=category, tasks=4 (equal parts by time), or, with text= of "
+    "features, tasks=clusters:4"
+)
+CLUSTERS = "clusters:"
 MOST_PARTS = 10_000
 _ISO = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(:\d\d)?(?:[.,](\d{1,9}))?)?\s?(Z|UTC|[+-]\d\d:\d\d)?",
@@ -24,9 +28,10 @@ def check_rule(rule: str) -> None:
     """Check the value of `tasks=`.
 
     Raises:
-        ConfigError: if it is neither a unit of time, `category` nor a number.
+        ConfigError: if it is neither a unit of time, `category`, a number nor `clusters:` and a number.
     """
-    is_number = rule.isascii() and rule.isdecimal() and 1 <= int(rule[:9]) <= MOST_PARTS
+    number = rule.removeprefix(CLUSTERS)
+    is_number = number.isascii() and number.isdecimal() and 1 <= int(number[:9]) <= MOST_PARTS
     if rule not in UNITS and rule != "category" and not is_number:
         raise ConfigError("is not a rule for tasks", f"tasks={rule:.40}", remedy=f"Write {RULES}.")
 

@@ -69,7 +69,9 @@ def test_a_time_that_is_no_date_is_refused_with_its_line(time: str, rule: str, t
         import_csv(written(tmp_path, (TIMES[0], time)), tmp_path, None, "made", rule)
 
 
-@pytest.mark.parametrize("rule", ["months", "0", "-1", "1.5", "clusters:3", "²", "99999999999"])
+@pytest.mark.parametrize(
+    "rule", ["months", "0", "-1", "1.5", "clusters:3", "clusters:0", "clusters:", "²", "99999999999"]
+)
 def test_an_unknown_rule_is_refused_with_the_known_ones(rule: str, tmp_path: Path) -> None:
     with refuses("month", "category", where=f"tasks={rule}", remedy=True):
         import_csv(written(tmp_path), tmp_path, None, "made", rule)
