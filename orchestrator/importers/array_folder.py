@@ -1,20 +1,23 @@
-"""Folder of the arrays of an imported stream. Each import writes a numbered folder, which the manifest then names.
+"""Folder of an imported stream's arrays or videos. Each import writes a numbered folder, which the manifest then names.
 
 The manifest is replaced last and atomically, so an earlier stream of that name is intact until the new one is complete.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ctvr.orchestrator.errors import NOT_WRITABLE, ConfigError
+from ctvr.orchestrator.processes import hold_lock
 from ctvr.orchestrator.streams.manifest import read_json
 
-_BEFORE = re.compile(r"\d{6}\.npy|texts\.npz|features\.yaml|canaries\.npz")  # earlier versions used no numbered folder
+# Names of earlier versions, which used no numbered folder: of features, of videos in shards, and of images
+_BEFORE = re.compile(r"\d{6}\.npy|texts\.npz|features\.yaml|canaries\.npz|[0-9a-f]{64}\.\w+|train|test")
 
 
 def current_arrays(place: Path) -> Path | None:
@@ -23,9 +26,9 @@ def current_arrays(place: Path) -> Path | None:
         manifest = read_json(place.with_name(f"{place.name}.json"))
     except ConfigError:
         return None
-    named = manifest.get("videos") if isinstance(manifest, dict) and manifest.get("features") else None
-    folder = place.parent / str(named)
-    return folder if named and place in (folder, folder.parent) and folder.is_dir() else None
+    named = manifest.get("videos") if isinstance(manifest, dict) else None
+    folder = (place.parent / str(named)).resolve()
+    return folder if named and place.resolve() in (folder, folder.parent) and folder.is_dir() else None
 
 
 @contextmanager
@@ -33,33 +36,61 @@ def new_arrays(place: Path) -> Iterator[Path]:
     """Yield a new folder in `place`; the block writes the arrays and last the manifest, which is next to `place`.
 
     Then the arrays of earlier imports are removed. If the block fails, the new folder is removed. The next import
-    removes the leftovers of a killed process.
+    removes the leftovers of a killed process. A lock lets one process at a time import a stream.
 
     Raises:
-        ConfigError: if the folder cannot be written.
+        ConfigError: if the folder cannot be written, or another process imports a stream of that name.
     """
     made = [path for path in (place, *place.parents) if not path.exists()]
-    numbers = [int(path.name) for path in _numbered(place)]
-    new = place / str(max(numbers, default=0) + 1)
     try:
-        new.mkdir(parents=True)
-        yield new
-    except BaseException as error:
-        if current_arrays(place) != new:
-            shutil.rmtree(new, ignore_errors=True)
-            with suppress(OSError):
-                for path in made:
-                    path.rmdir()
-        if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(place):
+            yield from _new_arrays(place)
+    except OSError as error:
+        if error.errno in NOT_WRITABLE:
             remedy = "Free some space, or give another --runs folder."
             raise ConfigError(f"cannot be written ({error.strerror})", place, remedy=remedy) from error
         raise
+    finally:
+        with suppress(OSError):
+            for path in made:
+                path.rmdir()
+
+
+def _new_arrays(place: Path) -> Iterator[Path]:
+    new = place.resolve() / str(max((int(path.name) for path in _numbered(place)), default=0) + 1)
+    try:
+        new.mkdir(parents=True)
+        yield new
+    except BaseException:
+        if current_arrays(place) != new:
+            shutil.rmtree(new, ignore_errors=True)
+        raise
+    current = current_arrays(place)
     for path in _numbered(place):
-        if path != new:
+        if path.resolve() != current:
             shutil.rmtree(path, ignore_errors=True)
-    for path in place.iterdir():
+    for path in place.iterdir() if current == new else ():
         if _BEFORE.fullmatch(path.name):
-            path.unlink()
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+@contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """Hold the lock of a stream's import, a file that is removed at the end."""
+    file = place.with_name(f".{place.name}.lock")
+    with ExitStack() as held:
+        try:
+            while True:
+                lock = held.enter_context(hold_lock(file, wait=False))
+                if file.exists() and os.path.samestat(os.fstat(lock.fileno()), file.stat()):
+                    break  # else its former holder has removed the file since it was opened
+                held.close()
+        except BlockingIOError as error:
+            fault = "another process is importing a stream of this name"
+            raise ConfigError(fault, f"stream {place.name}", remedy="Wait for it, or give another --name.") from error
+        held.callback(file.unlink, missing_ok=True)
+        yield
 
 
 def _numbered(place: Path) -> list[Path]:

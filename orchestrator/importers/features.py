@@ -94,7 +94,7 @@ def _import(
     store_set(find_set(features), folder)
     content = [[item["video"], digest_file(folder / item["path"])] for item in items]
     content += [[TEXTS, digest_file(folder / TEXTS)]] if texts else []
-    place = folder.relative_to(out.parent).as_posix()
+    place = folder.relative_to(out.parent.resolve()).as_posix()
     manifest |= {"videos": place, "settings": settings, "text_features": TEXTS if texts else None}
     manifest |= {"features": digest_of(content)}
     stream = parse_manifest(manifest, source=str(table), base=out.parent)

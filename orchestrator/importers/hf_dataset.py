@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 from ctvr.orchestrator.digests import digest_file
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.importers.array_folder import new_arrays
 from ctvr.orchestrator.importers.builder import Manifest, check_and_write, empty_task
 from ctvr.orchestrator.importers.cells import (
     SPLIT_WORDS,
@@ -45,9 +47,14 @@ def import_dataset(folder: Path, out: Path | None, name: str | None = None) -> t
 
     Tasks are in the order of `stream.json`, else of their numbers, else of their first appearance. A folder without
     column `task` is one task; one without `category` has one category per task. Videos inside shards are
-    written once, each into a file named by its digest in a folder of the manifest's name.
+    written once, each into a file named by its digest, in a numbered folder in a folder of the manifest's name.
     """
-    folder = Path(folder)
+    with ExitStack() as stack:
+        return _import(Path(folder), out, name, stack)
+
+
+def _import(folder: Path, out: Path | None, name: str | None, stack: ExitStack) -> tuple[Manifest, str]:
+    """Import as above; `stack` removes new videos after an error, or else the earlier ones."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder", "folder", remedy="Give the one that contains train/ and test/.")
     about = _about(folder)
@@ -62,7 +69,7 @@ def import_dataset(folder: Path, out: Path | None, name: str | None = None) -> t
             collected.add(split, file, line, row, File(path, path))
         _refuse_equal_files(collected, folder)
     else:
-        read = Shards(folder, shards, None if out is None else out.with_suffix(""))
+        read = Shards(folder, shards, None if out is None else stack.enter_context(new_arrays(out.with_suffix(""))))
         for split, file, line, row, video in read.rows():
             collected.add(split, file, line, row, video)
         if not read.has_bytes:

@@ -10,7 +10,6 @@ Shapes: N images of a class, S = 32 or 64 pixels per side.
 
 from __future__ import annotations
 
-import io
 import pickletools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,8 +20,8 @@ import numpy as np
 
 from ctvr.orchestrator.data.pickles import BROKEN
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.importers.array_folder import new_arrays
 from ctvr.orchestrator.importers.builder import Builder, Manifest, empty_task
-from ctvr.orchestrator.output_dir import write_in_runs
 from ctvr.orchestrator.text_files import lines_of, open_regular, read_bytes, read_text
 
 SETTINGS: dict[str, Any] = {  # settings of divyam3897/UCL@cfaa81d
@@ -66,7 +65,7 @@ def import_images(kind: str, folder: Path, out: Path, classes: int | None = None
         kind: one of BENCHMARKS.
         folder: for CIFAR, of its "python version" (data_batch_1, test_batch; train, test) or its "binary version"
             (the same with .bin); for Tiny-ImageNet, with train/ and val/.
-        out: the manifest to write; the arrays of the classes are written into a folder next to it.
+        out: the manifest to write; the arrays of the classes are in a numbered folder in a folder of its name.
         classes: seed of a random order of the classes in tasks; None keeps the order of their labels.
 
     Returns and raises as `import_msrvtt`.
@@ -75,8 +74,22 @@ def import_images(kind: str, folder: Path, out: Path, classes: int | None = None
         raise ConfigError(f"{folder} is not a folder", "folder", remedy=f"Give the one into which {kind} was unpacked.")
     if out.suffix != ".json":
         raise ConfigError(f"{out} does not end in .json", "out", remedy=f"Write for example streams/{kind}.json.")
-    names, files, splits = (_tiny if kind == "tiny-imagenet" else _cifar)(kind, Path(folder))
-    benchmark, places = BENCHMARKS[kind], out.with_suffix("")
+    read = (_tiny if kind == "tiny-imagenet" else _cifar)(kind, Path(folder))
+    with new_arrays(out.with_suffix("")) as places:
+        return _write(kind, folder, out, classes, read, places)
+
+
+def _write(
+    kind: str,
+    folder: Path,
+    out: Path,
+    classes: int | None,
+    read: tuple[list[str], list[Path], dict[str, Split]],
+    places: Path,
+) -> tuple[Manifest, str]:
+    """Write the arrays of the classes into `places`, and the manifest."""
+    names, files, splits = read
+    benchmark = BENCHMARKS[kind]
     counts: dict[str, set[int]] = {}
     for split, (images, labels) in splits.items():
         for label, category in enumerate(names):
@@ -84,9 +97,8 @@ def import_images(kind: str, folder: Path, out: Path, classes: int | None = None
             if not len(chosen):
                 raise ConfigError(f"no {split} image of {category}", folder, remedy=f"Unpack {kind} again.")
             counts.setdefault(split, set()).add(len(chosen))
-            array = io.BytesIO()
-            np.save(array, chosen)
-            write_in_runs(places / split / f"{category}.npy", array.getvalue())
+            (places / split).mkdir(exist_ok=True)
+            np.save(places / split / f"{category}.npy", chosen)
     items = {
         split: [{"video": f"{split}_{c}", "path": f"{split}/{c}.npy", "category": c} for c in names] for split in splits
     }

@@ -114,7 +114,8 @@ def test_videos_within_parquet_are_written_once(tmp_path):
         manifest, _ = import_dataset(tmp_path / "hub", tmp_path / "m.json")
     (item,) = manifest["tasks"][0]["train"]
     assert (item["video"], item["captions"]) == ("a", ["0 of a", "1 of a"])
-    assert sorted(path.read_bytes() for path in (tmp_path / "m").iterdir()) == [b"a", b"b"]
+    assert [path.name for path in (tmp_path / "m").iterdir()] == ["2"]
+    assert sorted(path.read_bytes() for path in (tmp_path / "m/2").iterdir()) == [b"a", b"b"]
     assert set(manifest["sources"]) == {"train-00000-of-00001.parquet", "test-00000-of-00001.parquet"}
 
 

@@ -56,7 +56,7 @@ def test_samples_of_tars_are_videos_with_their_text_or_their_json(tmp_path):
         "train": [("a", ["a dog"], None), ("b", ["a cat"], None), ("c", ["a bird", "it sings"], [1.0, 2.5])],
         "test": [("d", ["a fish"], None)],
     }
-    assert sorted((file.read_bytes(), file.suffix) for file in (tmp_path / "m").iterdir()) == [
+    assert sorted((file.read_bytes(), file.suffix) for file in (tmp_path / "m/1").iterdir()) == [
         (b"1", ".mp4"),
         (b"2", ".mp4"),
         (b"3", ".webm"),
@@ -139,7 +139,7 @@ def test_a_folder_of_save_to_disk_is_read_and_its_caches_are_not(tmp_path, form)
         "train": [("a", ["a dog"], None), ("b", ["a cat"], None)],
         "test": [("c", ["a fish"], None)],
     }
-    assert sorted(file.read_bytes() for file in (tmp_path / "m").iterdir()) == [b"a", b"b", b"c"]
+    assert sorted(file.read_bytes() for file in (tmp_path / "m/1").iterdir()) == [b"a", b"b", b"c"]
 
 
 def test_columns_of_other_programs_types_are_names_and_videos(tmp_path):
