@@ -185,10 +185,12 @@ class DAR(Method):
     def _video(self, frames: Tensor, route: int | Tensor) -> Tensor:
         return mean_pool(self.backbone.vision(frames, self._seams("vision", route)))
 
-    def _seams(self, tower: Tower, route: int | Tensor) -> list[BlockSeams]:
+    def _seams(self, tower: Tower, route: int | Tensor) -> list[BlockSeams] | None:
         """Build the seams of one set (for a task without one, the newest), or of all sets with a weight (n, t) in some
-        row.
+        row; none before the first task.
         """
+        if not self.sets:
+            return None
         if not isinstance(route, Tensor):
             return self._set(min(route, len(self.sets) - 1), tower).seams()
         chosen = route.any(dim=0).nonzero()[:, 0].tolist()
@@ -201,7 +203,7 @@ class DAR(Method):
 
     def _routed(self, kind: int, features: Callable[[], Tensor]) -> int | Tensor:
         """Return the current task, or weights (n, t) of tasks for each item; training uses the current set."""
-        if self.config.route == "block" or self.training:
+        if self.config.route == "block" or self.training or not self.sets:
             return len(self.sets) - 1
         return mixture(self._scores(kind, features()), self.config.margin, self.config.tau)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ctvr.methods.base import Batch
+from ctvr.methods.base import Batch, l2_normalize
 from ctvr.methods.dar import DAR, DARConfig, mixture
 from ctvr.methods.layers.tower_lora import weighted_seams
 from ctvr.orchestrator.learning.evaluation.cost import sizes_only
@@ -164,3 +164,10 @@ def test_equal_data_start_as_a_copy_above_the_threshold_alone(make, above, is_co
         for parameter in method.sets[1].parameters():
             parameter.add_(1.0)
     assert all(torch.equal(method.sets[0].state_dict()[name], value) for name, value in former.items())
+
+
+@pytest.mark.parametrize("route", ["block", "query"])
+def test_before_its_first_task_it_is_the_frozen_backbone(make, small_clip, route):
+    batch = pairs_of(0)
+    found = make(route=route).eval().encode_text(batch.tokens)
+    torch.testing.assert_close(found, l2_normalize(small_clip.text(batch.tokens)))
