@@ -225,7 +225,7 @@ class MoEAdapter(Method):
     """Frozen CLIP with a mixture of experts in every block of both towers."""
 
     Config = MoEAdapterConfig
-    ON_FEATURES = {"method.lr": 5e-3}
+    ON_FEATURES = {"method.lr": 1e-2}
     PRESETS = {
         "paper": {},
         "shapes": {"method.lr": 2e-4},
