@@ -50,7 +50,9 @@ def notebook_page(path: Path) -> str:
         parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
         for output in cell.get("outputs", ()):
             said = "".join(output.get("text") or output["data"]["text/plain"])
-            parts.append(f"```text\n{said.rstrip()}\n```")
+            picture = output.get("data", {}).get("image/png", "")
+            shown = f"![{said}](data:image/png;base64,{picture})" if picture else f"```text\n{said.rstrip()}\n```"
+            parts.append(shown)
     return "\n\n".join(parts)
 
 

@@ -1,13 +1,14 @@
 """Executes a notebook in this process and stores the outputs of its cells: `python notebooks/execute.py first_run`.
 
 It does not need Jupyter: a cell is Python, and a line `!ctvr ...` is one of our commands. The notebook stores the
-printed text and the value of the last line of each cell, without paths of this machine. Run it in an empty folder,
-which gets the streams and runs.
+printed text and the value of the last line of each cell, a picture as PNG, without paths of this machine. Run it in an
+empty folder, which gets the streams and runs.
 """
 
 from __future__ import annotations
 
 import ast
+import base64
 import contextlib
 import io
 import json
@@ -16,10 +17,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from ctvr.orchestrator.cli.main import main
 
 HERE = Path(__file__).resolve().parent
-NAMES = ("first_run", "rows_and_table", "own_method", "features")
+NAMES = ("first_run", "rows_and_table", "own_method", "features", "index")
 
 
 def execute(notebook: dict[str, Any]) -> dict[str, Any]:
@@ -49,9 +52,17 @@ def _outputs(source: str, names: dict[str, Any], count: int) -> list[dict[str, A
     if text := said.getvalue().replace(f"{Path.cwd()}/", ""):
         found.append({"name": "stdout", "output_type": "stream", "text": text.splitlines(keepends=True)})
     if value is not None:
-        data = {"text/plain": repr(value).splitlines(keepends=True)}
+        data: dict[str, Any] = {"text/plain": repr(value).splitlines(keepends=True)}
+        if isinstance(value, Image.Image):
+            data |= {"text/plain": f"<picture of {value.width} x {value.height} pixels>", "image/png": _png(value)}
         found.append({"data": data, "execution_count": count, "metadata": {}, "output_type": "execute_result"})
     return found
+
+
+def _png(picture: Image.Image) -> str:
+    written = io.BytesIO()
+    picture.save(written, "PNG", optimize=True)
+    return base64.b64encode(written.getvalue()).decode()
 
 
 def _command(words: str) -> None:
