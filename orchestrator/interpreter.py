@@ -10,6 +10,7 @@ import atexit
 import codecs
 import contextlib
 import functools
+import gc
 import os
 import platform
 import site
@@ -26,6 +27,22 @@ _START = (  # Python 3.10 has no -P; `sys` is built in, so no file can shadow it
     "import sys; del sys.path[0], sys.argv[0]; import runpy; "
     "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 )
+
+
+@contextlib.contextmanager
+def gc_disabled() -> Iterator[None]:
+    """Pause garbage collection while packages are imported, or many items without reference cycles are created.
+
+    Collections would search all objects that exist, again and again. Without them such items take half the time, and
+    the imports of a run one CPU-second less.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def run_module(module: str, *words: str) -> list[str]:

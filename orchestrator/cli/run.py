@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import gc
 from typing import Any
 
 from ctvr.orchestrator.cli.mistakes import missing_name
 from ctvr.orchestrator.cli.options import add_execution_options, add_settings, get_execution, settings_of, split_commas
+from ctvr.orchestrator.interpreter import gc_disabled
 
 
 def add_run(commands: Any) -> None:
@@ -43,6 +45,8 @@ def _run(arguments: argparse.Namespace) -> str:
 
         if text := finished_run(settings, presets, execution):
             return text
-    from ctvr.orchestrator.jobs.run import run  # imports torch
+    with gc_disabled():
+        from ctvr.orchestrator.jobs.run import run  # imports torch
+    gc.freeze()  # packages are never garbage, so no later collection searches them
 
     return run(settings, presets, execution, arguments.fresh, arguments.keep_model)

@@ -10,9 +10,10 @@ from ctvr.orchestrator import console
 from ctvr.orchestrator.data.frames import Broken, FrameSource
 from ctvr.orchestrator.digests import Identity
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.interpreter import gc_disabled
 from ctvr.orchestrator.processes import count_processors
 from ctvr.orchestrator.store.gc import note_use
-from ctvr.orchestrator.streams.stream import Item, Stream, gc_disabled
+from ctvr.orchestrator.streams.stream import Item, Stream
 from ctvr.orchestrator.streams.videos import drop_videos, missing_videos, scan_videos
 
 HERE = max(2, min(8, count_processors()))  # concurrent decoding processes on this machine

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -14,6 +12,7 @@ from typing import Any, Literal
 from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.interpreter import gc_disabled
 from ctvr.orchestrator.streams.drift import LEAST, chunk_ends
 from ctvr.orchestrator.streams.protocol_names import PROTOCOLS
 from ctvr.orchestrator.streams.survivors import survivors_note
@@ -22,18 +21,6 @@ Domain = Literal["videos", "images", "questions"]
 Segment = tuple[float, float]
 
 SPLITS = ("train", "val", "test")
-
-
-@contextmanager
-def gc_disabled() -> Iterator[None]:
-    """Pause garbage collection while many items without reference cycles are created, which halves the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @dataclass(frozen=True)

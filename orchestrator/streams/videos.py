@@ -12,7 +12,8 @@ from pathlib import Path
 
 from ctvr.orchestrator.digests import Identity, identity_of
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.streams.stream import SPLITS, Item, Segment, Stream, StreamTask, gc_disabled, iter_items
+from ctvr.orchestrator.interpreter import gc_disabled
+from ctvr.orchestrator.streams.stream import SPLITS, Item, Segment, Stream, StreamTask, iter_items
 from ctvr.orchestrator.video.endings import VIDEO_SUFFIXES
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from ctvr.orchestrator.errors import ConfigError, TrackingUnavailable
-from ctvr.orchestrator.interpreter import environment, run_module
+from ctvr.orchestrator.interpreter import environment, gc_disabled, run_module
 from ctvr.orchestrator.processes import lock_faults_in
 from ctvr.orchestrator.proxies import except_from_proxies, is_loopback, proxy_of
 from ctvr.orchestrator.redaction import redact
@@ -188,14 +188,15 @@ def new_client(uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")  # seconds; the default, 8 times 120 s, blocks training
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_ALLOW_HTTP_REDIRECTS", "false")  # another host would get the body, and .netrc's login
-    from mlflow import MlflowClient
+    with gc_disabled():
+        from mlflow import MlflowClient
 
-    for noisy in NOISY:
-        logging.getLogger(noisy).setLevel(logging.CRITICAL)
-    if _is_database(uri):
-        os.environ.setdefault("PGCONNECT_TIMEOUT", "20")
-        connect_once(uri)
-    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+        for noisy in NOISY:
+            logging.getLogger(noisy).setLevel(logging.CRITICAL)
+        if _is_database(uri):
+            os.environ.setdefault("PGCONNECT_TIMEOUT", "20")
+            connect_once(uri)
+        return MlflowClient(tracking_uri=uri, registry_uri=uri)  # imports the store of a database
 
 
 def create_database(uri: str, is_copy: bool = False) -> None:
