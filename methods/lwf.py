@@ -97,9 +97,8 @@ class LwF(Strategy):
     def check_base(cls, config: LwFConfig, base: type[Method], base_config: Any) -> None:
         super().check_base(config, base, base_config)
         if config.weight and config.student == "video" and base.capabilities(base_config).videos_are_frozen:
-            raise SettingError(
-                "<student>=video distils features of videos, which the retriever never changes", "Use <student>=each."
-            )
+            fault = "<student>=video distils features of videos, which the retriever never changes"
+            raise SettingError(fault, write="<student>=each")
 
     @classmethod
     def compares(cls, config: LwFConfig) -> bool:

@@ -35,7 +35,7 @@ class ZeroShot(Method):
 
     @classmethod
     def capabilities(cls, config: ZeroShotConfig) -> Capabilities:
-        return Capabilities(backbone_agnostic=True, text_is_frozen=True, videos_are_frozen=True)
+        return Capabilities(backbone_agnostic=True, text_is_frozen=True)
 
     def __init__(self, config: ZeroShotConfig, backbone: Clip) -> None:
         super().__init__()

@@ -50,7 +50,7 @@ MAY: dict[str, set[str]] = {
     for package, words in {
         "ctvr": "cli jobs sweeps catalog execution retrieval streams methods",  # no package imports it
         # of the repository, not in the wheel; no package imports it
-        "tools": "serving retrieval jobs sweeps catalog execution on_ray tracking tables learning.run "
+        "tools": "migration serving retrieval jobs sweeps catalog execution on_ray tracking tables learning.run "
         "learning.training learning.evaluation settings data importers streams synthetic video "
         "store methods search_spaces",
         "sweep": "cli ctvr",
@@ -119,7 +119,7 @@ LIBRARIES: dict[str, set[str]] = {
         "open_clip": "methods learning method_checks tools exporters",
         "torch": "methods keys learning data on_ray jobs sweeps catalog tracking retrieval method_checks migration "
         "tools exporters",
-        "transformers": "exporters",
+        "transformers": "exporters tools",
         "sentence_transformers": "exporters",
     }.items()
 }

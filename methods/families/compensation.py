@@ -115,7 +115,7 @@ class QueryCompensation(Strategy):
         if known.videos_are_frozen:
             raise SettingError(
                 "the strategy adapts captions to an older index, but the retriever never changes a stored video",
-                "Use base.side=both.",
+                write="base.side=both",
             )
         if known.several_text_vectors:
             raise SettingError(

@@ -128,6 +128,8 @@ def is_refused(strategy: str, retriever: str, preset: str = "paper") -> bool:
     of_retriever = find_method(retriever).capabilities(find_method(retriever).Config())
     if of_retriever.several_text_vectors and cls.capabilities(cls.Config()).compensates_age:
         return True  # it maps the one vector of a caption
+    if of_retriever.videos_are_frozen and (strategy == "lwf" or cls.capabilities(cls.Config()).compensates_age):
+        return True  # they act on videos
     asks_nothing = (strategy, preset) in {("dsl", "search"), ("zscl", "weight-consolidation")}  # of a retriever's batch
     if (retriever, preset) == ("structalign", "shapes") and cls.compares(cls.Config()):
         return True  # score=fused, which is final for a complete matrix alone

@@ -121,7 +121,7 @@ def test_the_teacher_of_every_task_is_the_student_of_the_former_one(make):
 def test_videos_that_never_change_are_not_distilled():
     head = HeadLinear.Config()
     call = partial(LwF.check_base, LwFConfig(), HeadLinear, head)
-    refused(call, kind=SettingError, settings=["student"])
+    refused(call, kind=SettingError, write="<student>=each")
     LwF.check_base(LwFConfig(student="each"), HeadLinear, head)
     LwF.check_base(LwFConfig(weight=0), HeadLinear, head)
     LwF.check_base(LwFConfig(), HeadLinear, replace(head, side="both"))

@@ -131,7 +131,7 @@ def test_maps_are_fitted_to_unit_features_and_applied_newest_first():
 def test_a_retriever_whose_stored_videos_never_age_has_nothing_to_adapt_to():
     head = find_method("head_linear")
     Chain.check_base(None, head, head.Config(side="both"))
-    refused(lambda: Chain.check_base(None, head, head.Config()), "base.side=both", kind=SettingError)
+    refused(lambda: Chain.check_base(None, head, head.Config()), kind=SettingError, write="base.side=both")
 
 
 class Words(Method):

@@ -42,7 +42,7 @@ def test_a_retriever_has_its_rates_on_imported_features_unless_given_others():
 
 def test_a_strategy_has_the_rates_of_the_retriever_that_it_wraps():
     for base in ("clip4clip", "framefusion_moe", "head_linear"):
-        made = resolve({"method": "lwf", "stream": "s", "method.base": base}, VECTORS)
+        made = resolve({"method": "lwf", "stream": "s", "method.base": base, "method.student": "each"}, VECTORS)
         assert made.base == resolve({"method": base, "stream": "s"}, VECTORS).method
     assert resolve({"method": "er_ring_moco", "stream": "s"}, VECTORS).base.lr == 1e-3
 

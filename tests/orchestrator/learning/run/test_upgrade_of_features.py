@@ -137,7 +137,7 @@ def test_unmapped_captions_find_old_videos_by_chance_and_mapped_ones_better(root
 @pytest.mark.parametrize("method", ["zero_shot", "head_linear", "head_ridge", "qdc", "drift_adapter"])
 def test_a_re_encoded_index_is_that_of_the_new_set_alone(root, tmp_path, method):
     """The new model equals one that only learned the tasks from the exchange on, on the new set."""
-    of = {"method.base": "head_linear"} if method in ("qdc", "drift_adapter") else {}
+    of = {"method.base": "head_linear", "base.side": "both"} if method in ("qdc", "drift_adapter") else {}
     new = "wide" if method == "zero_shot" else "odd"
     aged = run(root, method, new, **of, **AGES)
     assert aged.record.aged_ranks["100"] != aged.record.aged_ranks["0"]
