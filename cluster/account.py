@@ -135,7 +135,7 @@ def _network(session: Any, vpc: str | None, types: Sequence[str]) -> tuple[str, 
     chosen = sorted(by_zone, key=lambda zone: (-kinds[zone], zone))[:2]
     for kind in types[1:]:
         if not any(offer["InstanceType"] == kind and offer["Location"] in chosen for offer in offered):
-            print(f"{kind} machines are not offered in {' or '.join(chosen)}: keep its max_workers at 0")
+            print(f"instance type {kind} is not offered in {' or '.join(chosen)}: leave its max_workers at 0")
     return vpc, [by_zone[zone] for zone in chosen]
 
 

@@ -42,7 +42,7 @@ class Capabilities:
     rewrites_captions: bool = False  # the text tower reads other tokens in a step than those of the batch's captions
     text_is_frozen: bool = False  # `encode_text` depends on the caption only, in every task
     several_text_vectors: bool = False  # a caption's feature is several vectors, such as those of its words
-    compensates_age: bool = False  # encodes a caption otherwise for videos that an older model has stored
+    compensates_age: bool = False  # encodes a caption differently for videos that an older model has stored
     # Videos
     videos_are_frozen: bool = False  # `encode_video` depends on the video only, in every task
     # Evaluation

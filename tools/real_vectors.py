@@ -54,7 +54,7 @@ _REPLAYED = {"method.buffer_size": 100}  # 20 pairs a task
 
 
 def _at(name: str, rate: float = 1e-3) -> dict[str, Any]:
-    """Set a retriever's learning rates, whose defaults are those of CLIP and too low on vectors."""
+    """Set all learning rates of a retriever to one value."""
     return {
         "method": name,
         **{f"method.{f.name}": rate for f in fields(find_method(name).Config) if RATE.match(f.name)},

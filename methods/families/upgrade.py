@@ -5,7 +5,7 @@ learns and stores. No video of A is encoded again. The captions c of all tasks s
 
     both   A's videos by f_A(c), B's by f_B(c): two passes of a caption
     map    A's videos by p(f_B(c)), B's by f_B(c): one pass; p is fitted after each task of B, on its training captions
-    new    all videos by f_B(c): one pass; for models whose spaces are one, and the lower bound for others
+    new    all videos by f_B(c): one pass; a baseline without a map, or for models that share a space
 
     p(x) = length unit((unit(x) - mean X) W + mean Y),   rows of X, Y: unit features by B and A; length: mean of A's
 

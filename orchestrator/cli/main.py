@@ -31,7 +31,7 @@ from ctvr.orchestrator.cli.model import add_export, add_page, add_schema, add_se
 from ctvr.orchestrator.cli.option_mistakes import check_options
 from ctvr.orchestrator.cli.options import add_trust, trust_user
 from ctvr.orchestrator.cli.plot import add_plot
-from ctvr.orchestrator.cli.positional import arguments_first, missing_value, place_names, surplus, usage
+from ctvr.orchestrator.cli.positional import missing_value, move_arguments_first, place_names, surplus, usage
 from ctvr.orchestrator.cli.reproduce import add_reproduce
 from ctvr.orchestrator.cli.rerun import add_rerun
 from ctvr.orchestrator.cli.results import add_doctor, add_explain, add_methods, add_rebuild, add_sync, add_table, add_ui
@@ -87,7 +87,7 @@ class Parser(argparse.ArgumentParser):
         if parser is self and found:
             raise mistakes.tell(words, found)
         try:
-            arguments, rest = self.parse_known_args([*words[:at], *arguments_first(parser, kept)], namespace)
+            arguments, rest = self.parse_known_args([*words[:at], *move_arguments_first(parser, kept)], namespace)
         except ConfigError as error:  # an argument is missing, perhaps because its option is misspelled
             raise mistakes.tell(words, found or [missing_value(error, kept)]) from error
         found += [surplus(word, words, parser) for word in rest]

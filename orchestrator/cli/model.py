@@ -49,7 +49,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def _search(arguments: argparse.Namespace) -> str:
     if not arguments.text and arguments.vectors is None:
-        raise ConfigError("no query was given", "search", remedy="Write a text in quotes, or --vectors FILE.npy.")
+        raise ConfigError("no query was given", "search", remedy="Give a text in quotes, or --vectors FILE.npy.")
     if len(arguments.text) > 2 and not any(" " in text for text in arguments.text):
         whole = " ".join(arguments.text)
         say(f"search: these are {len(arguments.text)} texts of one word each. For one text write {whole!r}")

@@ -39,7 +39,7 @@ def default_runs() -> Path:
     return Path(os.environ.get("CTVR_RUNS") or "runs")
 
 
-def arguments_first(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
+def move_arguments_first(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
     """Put the arguments of a command before its options; `argparse` ends a list of arguments at the first option.
 
     Args:

@@ -115,7 +115,9 @@ def add_sweep(commands: Any) -> None:
         "--rows", default="", metavar="ROWS", help="rows of the table to run, comma-separated (default: all)"
     )
     add_direction(parser)
-    parser.add_argument("--smoke", action="store_true", help="quick check: 1 trial, 1 epoch, 1 seed, unless given")
+    parser.add_argument(
+        "--smoke", action="store_true", help="quick check: 1 trial, 1 epoch, 1 seed, unless you set others"
+    )
     parser.add_argument(
         "--expect-sources",
         metavar="DIGEST",

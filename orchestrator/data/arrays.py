@@ -1,4 +1,4 @@
-"""Named arrays in files of other programs: .npy, .npz, .pt, .h5, .parquet, .tar, .pkl, and folders of .npy.
+"""Named arrays in files of other programs: .npy, .npz, .pt, .h5, .parquet, .tar, .pkl, and folders of them.
 
 No object is unpickled: .npy and .npz files with objects are refused, and a .pkl or .pt is read without executing what
 it names (`pickled_arrays.py`, `torch_arrays.py`).
@@ -99,8 +99,8 @@ def _folder(folder: Path) -> Arrays:
     else:
         found = [(file.relative_to(folder).with_suffix("").as_posix(), _of_one(file)) for file in files]
     if not found:
-        remedy = f"Give a file, or a folder with a NAME.npy, .npz, {', '.join(kinds[0] for kinds in FOLDERS[1:-1])}"
-        raise ConfigError("holds no array", folder, remedy=f"{remedy} for each video.")
+        remedy = "Give a file, one file for each video (NAME.npy, .npz, .pt, .h5 or .pkl), or shards (.tar, .parquet)."
+        raise ConfigError("contains no array", folder, remedy=remedy)
     if len(arrays := dict(found)) < len(found):
         twice = next(name for name, count in Counter(name for name, _ in found).items() if count > 1)
         raise ConfigError(f"{twice[:60]!r} is in two files", folder, remedy="Keep one of them.")

@@ -116,7 +116,7 @@ def read_torch_arrays(path: Path) -> Arrays | np.ndarray:
     Raises:
         ConfigError: for a damaged file, contents other than tensors, or arrays that need far more memory than the file.
     """
-    with open_regular(path) as file, refusals(path, "torch.save(TENSORS, FILE)"):
+    with open_regular(path) as file, refusals(path, "torch.save({ID: tensor}, FILE)"):
         size = file.seek(0, io.SEEK_END)
         file.seek(0)
         is_archive = file.read(4) == b"PK\x03\x04"
@@ -134,7 +134,7 @@ def _archive(file: IO[bytes], size: int) -> Any:
             if root is None:
                 raise ValueError("a zip archive that torch did not write")
             if f"{root}byteorder" in names and archive.read(f"{root}byteorder") != b"little":
-                raise ValueError("written on a big-endian machine")
+                raise ValueError("it has the byte order of a big-endian machine: load and save it on this one")
             pickled = io.BytesIO(archive.read(f"{root}data.pkl"))
             return _TensorUnpickler(pickled, lambda key, *_: archive.read(f"{root}data/{key}")).load()
     except (zipfile.BadZipFile, NotImplementedError) as error:
@@ -146,7 +146,7 @@ def _before_archives(file: IO[bytes], size: int) -> Any:
     if any(ArrayUnpickler(file, encoding="latin-1").load() != number for number in (_MAGIC, _PROTOCOL)):
         raise ValueError("torch did not write it")
     if not ArrayUnpickler(file, encoding="latin-1").load().get("little_endian", True):
-        raise ValueError("written on a big-endian machine")
+        raise ValueError("it has the byte order of a big-endian machine: load and save it on this one")
     start = file.tell()
     sizes, contents = dict[str, int](), dict[str, bytes]()  # key of a storage -> bytes of a number, all bytes
 

@@ -163,5 +163,7 @@ def _compute(
     found = [each.cpu().numpy() for each in made]
     if not all(np.isfinite(each).all() for each in found):
         fault = "the model computes numbers that are not finite"
-        raise ConfigError(fault, "--precision", options.precision, "Use bfloat16 or float32.")
+        is_half = options.precision == "float16"
+        remedy = "Use bfloat16 or float32." if is_half else "Check the weights, or use --device cpu."
+        raise ConfigError(fault, "--precision", options.precision, remedy)
     return found

@@ -38,7 +38,7 @@ class OpenClip(ImageEmbedder):
         )
         self.tokenize = open_clip.get_tokenizer(name)
         self.card = {
-            "embedder": " ".join([name_of(name.rpartition(":")[2]), *([Path(tag).name] if tag else [])]),
+            "embedder": name_of(name.rpartition(":")[2]),
             "revision": Path(tag).name if tag else "of the embedder",
             "pooling": "one vector a frame; of canaries the mean over frames",
             "normalisation": "none",

@@ -91,8 +91,18 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, required=True, metavar="FOLDER", help="folder for the features; a killed export continues")
     add("--num-frames", type=_count, default=12, metavar="N", help="frames of each video (default: %(default)s)")
     rules, decoders = ("segments", "linspace"), ("pyav", "decord", "torchcodec", "auto")
-    add("--sampling", choices=rules, default=rules[0], help="rule that selects frames, data.sampling of ctvr")
-    add("--decoder", choices=decoders, default=decoders[0], help="decoder of videos, data.decoder of ctvr")
+    add(
+        "--sampling",
+        choices=rules,
+        default=rules[0],
+        help="rule that selects frames, data.sampling of ctvr (default: %(default)s)",
+    )
+    add(
+        "--decoder",
+        choices=decoders,
+        default=decoders[0],
+        help="decoder of videos, data.decoder of ctvr (default: %(default)s)",
+    )
     add("--batch-size", type=_count, default=64, metavar="N", help="inputs of one pass (default: %(default)s)")
     add("--workers", type=_count, default=4, metavar="N", help="threads that decode videos (default: %(default)s)")
     add("--precision", choices=PRECISIONS, default="float32", help="number format (default: %(default)s)")
@@ -112,9 +122,9 @@ def _count(text: str) -> int:
 def _check(options: argparse.Namespace, names: dict[tuple[str, Any], str]) -> None:
     """Refuse a table or options that would fail after the slow work."""
     if not names:
-        raise ConfigError("has a header and no rows", options.table, remedy="Write a row for each caption.")
+        raise ConfigError("has a header and no rows", options.table, remedy="Add a row for each caption.")
     if "{}" not in options.prompt:
-        raise ConfigError("lacks the place of the caption", "--prompt", options.prompt, "Add {} to it.")
+        raise ConfigError("does not contain {}, where the caption goes", "--prompt", options.prompt, "Add {} to it.")
     for name in names.values():
         parts = Path(name).parts
         if name == Path(TEXT_FILE).stem or ".." in parts or name.startswith("/") or parts[0].startswith("."):

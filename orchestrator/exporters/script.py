@@ -22,10 +22,10 @@ from ctvr.orchestrator.output_dir import publish
 
 # Name of a script -> its module in this package, and the models that it loads
 SCRIPTS = {
-    "open-clip": ("open_clip_model", "any model and pretrained tag of open_clip"),
-    "transformers-clip": ("transformers_clip", "CLIPModel, SiglipModel and Siglip2Model of transformers"),
-    "qwen3-vl": ("qwen3_vl", "Qwen3-VL-Embedding, by Qwen3VLModel of transformers"),
-    "sentence-transformers": ("sentence_model", "captions, and videos where the model also embeds images"),
+    "open-clip": ("open_clip_model", "models of open_clip"),
+    "transformers-clip": ("transformers_clip", "CLIP, SigLIP and SigLIP 2 of transformers"),
+    "qwen3-vl": ("qwen3_vl", "Qwen3-VL-Embedding of transformers"),
+    "sentence-transformers": ("sentence_model", "models of sentence-transformers; text-only ones embed captions only"),
 }
 PACKAGE = "ctvr.orchestrator.exporters"
 

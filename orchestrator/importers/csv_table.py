@@ -100,8 +100,8 @@ def _apply(
     column = "category" if rule == "category" else "time"
     if rule.startswith(CLUSTERS):
         if vectors is None:
-            remedy = f"Use `ctvr streams import features` with text=, or write {RULES}."
-            raise ConfigError("needs vectors of the captions", f"tasks={rule}", remedy=remedy)
+            remedy = "Use `ctvr streams import features` with text=, or tasks=month, tasks=category or tasks=4."
+            raise ConfigError("clusters need vectors of the captions", f"tasks={rule}", remedy=remedy)
         of_rows = [(row, captions, (row["video"], at)) for _, row, captions, at in rows]
         names, ordered = cluster_tasks(table, of_rows, int(rule.removeprefix(CLUSTERS)), vectors)
     elif column not in open_table(table, REQUIRED).header:
@@ -115,8 +115,9 @@ def _apply(
 
 
 def _describe_task_names(names: Sequence[str]) -> str:
-    """Return the line of the report that maps our names of tasks to those of the table, unless these are 1, 2, 3."""
-    if all(name.isdecimal() and name.lstrip("0") == str(number) for number, name in enumerate(names, start=1)):
+    """Return the line of the report that maps our names of tasks to those of the table, unless the numbers agree."""
+    numbers = [name.removeprefix("task_") for name in names]
+    if all(text.isdecimal() and text.lstrip("0") == str(number) for number, text in enumerate(numbers, start=1)):
         return ""
     shown = [f"task_{number:02d} is {name!r:.60}" for number, name in enumerate(names[:MOST_TASKS], start=1)]
     return f"\nTasks: {', '.join(shown)}{', ...' if len(names) > MOST_TASKS else ''}."

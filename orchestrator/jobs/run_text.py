@@ -129,7 +129,9 @@ def low_rates(experiment: Experiment) -> list[str]:
     if rates[name] * experiment.optim.lr_scale >= LEAST_ON_FEATURES:
         return []
     advised = experiment.layers.get(FEATURES, {}).get(name, ON_FEATURES)
-    return [f"imported features hardly change at a rate of {rates[name]:g}. Use {name}={advised:g}"]
+    rate = rates[name] * experiment.optim.lr_scale
+    remedy = f"{name}={advised:g}" if rates[name] < LEAST_ON_FEATURES else "optim.lr_scale=1"
+    return [f"the largest learning rate is {rate:g}, which hardly changes the towers over features. Use {remedy}"]
 
 
 def _rates(experiment: Experiment) -> dict[str, float]:

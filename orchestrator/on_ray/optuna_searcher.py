@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 from ray.tune.search.optuna import OptunaSearch
 
 from ctvr.orchestrator.on_ray.grouped_sampler import GroupedSampler
-from ctvr.orchestrator.on_ray.plan import SearchConfig, startup_trials
+from ctvr.orchestrator.on_ray.plan import SearchConfig, count_startup_trials
 from ctvr.orchestrator.on_ray.search_space import SearchSpace, is_grouped, within
 
 
@@ -73,7 +73,7 @@ def _sampler(search: SearchConfig, space: SearchSpace, first: int) -> optuna.sam
     if search.searcher in ("tpe", "grouped_tpe"):
         with warnings.catch_warnings():  # constant_liar is experimental; it spreads concurrent trials
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            startup = startup_trials(search)
+            startup = count_startup_trials(search)
             sampler = optuna.samplers.TPESampler(seed=search.seed, n_startup_trials=startup, constant_liar=True)
     if is_grouped(search, space):
         sampler = GroupedSampler(sampler, space.later, search.group_size, first)

@@ -175,17 +175,17 @@ def brackets_for(search: SearchConfig, trials: int, length: int, places: float) 
     return max(1, min(brackets, math.ceil(trials / search.bracket_size)))
 
 
-def startup_trials(search: SearchConfig) -> int:
+def count_startup_trials(search: SearchConfig) -> int:
     """Return the number of trials, ended or running, from which TPE models results; before, it draws at random."""
     return max(3, search.trials // 3)
 
 
-def trials_at_random(search: SearchConfig, trials: int) -> int:
+def count_random_trials(search: SearchConfig, trials: int) -> int:
     """Return how many of the `trials` trials of a TPE search are proposed without any result.
 
     The first `brackets_at_once` brackets are proposed before one has ended.
     """
-    return min(trials, max(startup_trials(search), max(1, search.brackets_at_once) * search.bracket_size))
+    return min(trials, max(count_startup_trials(search), max(1, search.brackets_at_once) * search.bracket_size))
 
 
 @dataclass(frozen=True)

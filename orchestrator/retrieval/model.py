@@ -207,7 +207,7 @@ class Model:
             return self._own
         if self.stream is None:
             name = self.trained.experiment.run.stream
-            import_it = f"Import {name} on this machine, or Use --runs with the folder that has it."
+            import_it = f"Import {name} on this machine, or pass --runs with the folder that contains it."
             takes_features = self._clip.vision.takes_features
             remedy = import_it if takes_features else "Name the videos to search: --gallery FOLDER."
             raise ConfigError(f"its stream {name} is not available", f"model {self.name}", remedy=remedy)

@@ -62,7 +62,7 @@ def check_query_vectors(found: Any, where: str = "search", width: int = 0) -> np
         fault = error.reason.replace("features", "query vectors").replace("frames", "queries")
         raise ConfigError(fault, where, remedy="Give an array (queries, d) or (d,).") from error
     if width and vectors.shape[1] != width:
-        fault = f"query vectors have {vectors.shape[1]} numbers, but the captions of the model have {width}"
+        fault = f"query vectors have {vectors.shape[1]} dimensions, but the captions of the model have {width}"
         raise ConfigError(fault, where, remedy="Embed the queries as the captions were.")
     if not (lengths := vectors.any(axis=1)).all():
         row = int((~lengths).argmax())
@@ -87,7 +87,7 @@ class QueryEncoder:
     _captions: tuple[dict[str, int], CaptionTable] | None = None
 
     def __call__(self, texts: list[str]) -> Tensor:
-        """Return vectors (N, d') of texts: of a caption its imported one, of others those of the encoder.
+        """Return vectors (N, d') of texts: imported ones of captions, and those of the encoder for all other texts.
 
         Raises:
             ConfigError: if the card names no encoder that can be loaded, or its vectors differ from the stored ones.
@@ -125,7 +125,7 @@ class QueryEncoder:
         encoder = _TextEncoder(clip, card.values.get("prompt", "{}"), is_unit)
         made = encoder.encode(compared)
         if made.shape != stored.shape:
-            fault = f"has {made.shape[1]} numbers a vector, the captions {stored.shape[1]}"
+            fault = f"has vectors of {made.shape[1]} dimensions, the captions of {stored.shape[1]}"
             raise self._refusal(text, f"the card's embedder {card.embedder!r} {fault}")
         distance = float(((made - stored).norm(dim=1) / stored.norm(dim=1).clamp(min=1e-12)).max())
         if not distance <= TOLERANCE:

@@ -38,7 +38,7 @@ def require_same(stream: Stream, newer: Stream, name: str) -> None:
     Raises:
         ConfigError: with the first difference.
     """
-    if different := first_difference(stream, newer):
+    if different := find_first_difference(stream, newer):
         remedy = f"Import the new features with the table of {stream.name}, and add the same suffixes to the name."
         raise ConfigError(f"{name} differs from {stream.name}: {different}", "upgrade.stream", remedy=remedy)
 
@@ -50,7 +50,7 @@ def _load(name: str, root: Path) -> Stream:
         raise error.at("upgrade.stream") from error
 
 
-def first_difference(old: Stream, new: Stream) -> str:
+def find_first_difference(old: Stream, new: Stream) -> str:
     """Name the first difference of two streams in tasks, videos or captions; "" if there is none."""
     for task, other in zip(old.tasks, new.tasks):
         for split in SPLITS:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ctvr.orchestrator.config import Settings
-from ctvr.orchestrator.on_ray.plan import Capacity, SearchConfig, SearchOutcome, trials_at_random
+from ctvr.orchestrator.on_ray.plan import Capacity, SearchConfig, SearchOutcome, count_random_trials
 from ctvr.orchestrator.on_ray.search_space import SearchSpace, is_grouped
 from ctvr.orchestrator.sweeps.comparison import describe_mde, last_value
 from ctvr.orchestrator.sweeps.epoch_rungs import describe_rungs
@@ -72,10 +72,10 @@ def describe_decoding(decoded: int) -> str:
 
 
 def describe_searcher(search: SearchConfig, trials: int) -> str:
-    """Return how the points of a search are proposed; TPE that proposes none of them is named as what it is."""
+    """Return how the points of a search are proposed: `at random` if TPE proposes each before a result."""
     if search.searcher not in ("tpe", "grouped_tpe"):
         return f"by {search.searcher}"
-    count = trials_at_random(search, trials)
+    count = count_random_trials(search, trials)
     return "at random" if count >= trials else f"by {search.searcher} (the first {count} at random)"
 
 

@@ -69,7 +69,7 @@ def test_films_are_searched_without_captions(tmp_path, capsys):
 def test_frames_of_a_film_are_spaced_and_scaled(tmp_path):
     shades = [Image.new("RGB", (6, 4), (20 * number,) * 3) for number in range(8)]
     shades[0].save(tmp_path / "film.gif", save_all=True, append_images=shades[1:])
-    lite = object.__new__(real_pairs.Lite)
+    lite = object.__new__(real_pairs.EfficientNetLite)
     lite.__dict__["side"] = 5
     found = lite.frames(tmp_path / "film.gif")
     assert found.shape == (4, 3, 5, 5)

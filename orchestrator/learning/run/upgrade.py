@@ -51,10 +51,16 @@ def check_upgrade(experiment: Experiment, stream: Stream) -> None:
     elif declared.needs_umt or declared.several_text_vectors or declared.normalizes_scores or owns_score:
         reason = f"needs captions and videos of one vector, compared by their dot product, unlike {experiment.name}"
     if reason:
-        raise ConfigError(f"{task} {reason}", "upgrade.task", remedy="Use upgrade.task=0, or clip4clip on shapes-5.")
+        raise ConfigError(
+            f"{task} {reason}", "upgrade.task", remedy="Use upgrade.task=0, or a method such as clip4clip."
+        )
     if (stream.has_features or stream.text_features) and stream.newer is None:
         fault = f"{task} needs features of the new embedder, but {stream.name} has those of one embedder"
-        raise ConfigError(fault, "upgrade.task", remedy="Use upgrade.stream=NAME.")
+        raise ConfigError(
+            fault,
+            "upgrade.task",
+            remedy="Use upgrade.stream=NAME instead of upgrade.backbone, and import both streams with text=.",
+        )
     mid_task = "scores are comparable at the end of a task only"
     unseen = "other streams have features of one embedder only"
     refused = {

@@ -46,6 +46,13 @@ def test_json_lines_are_a_table_and_tasks_keep_the_order_of_their_names(tmp_path
     assert "Tasks:" not in report
 
 
+def test_names_with_our_numbers_are_not_explained(tmp_path):
+    rows = [(f"x{i}{split}", "a", "c", split, f"task_0{i}") for i in (1, 2) for split in ("train", "test")]
+    table = write_rows(tmp_path / "own.csv", HEADER, *rows)
+    touch(*(tmp_path / "videos" / f"{row[0]}.mov" for row in rows))
+    assert "Tasks:" not in import_csv(table, tmp_path / "videos", tmp_path / "own.json")[1]
+
+
 def test_the_name_of_a_task_may_have_more_digits_than_int_reads(tmp_path):
     rows = (("x", "a", "c", "train", "9" * 5000), ("y", "b", "c", "test", "9" * 5000))
     table = write_rows(tmp_path / "own.csv", HEADER, *rows)

@@ -14,7 +14,14 @@ from ray.tune.search import ConcurrencyLimiter, Searcher
 from ctvr.orchestrator.on_ray.grouped_sampler import leader_of
 from ctvr.orchestrator.on_ray.halving_searcher import HalvingSearcher
 from ctvr.orchestrator.on_ray.journal import HalvingTrial, Journal
-from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig, TrialPlan, brackets_for, startup_trials, trials_at_random
+from ctvr.orchestrator.on_ray.plan import (
+    GAIN,
+    SearchConfig,
+    TrialPlan,
+    brackets_for,
+    count_random_trials,
+    count_startup_trials,
+)
 from ctvr.orchestrator.on_ray.search import make_searcher
 from ctvr.orchestrator.on_ray.search_space import SearchSpace, is_grouped
 from ctvr.orchestrator.on_ray.successive_halving import SuccessiveHalving
@@ -220,13 +227,13 @@ def test_trials_of_tpe_that_no_result_informs_are_counted(trials, size, at_once)
 
     def watched(name: str) -> Any:
         told = sum(trial.state.is_finished() for trial in study.trials)
-        informed.append(told > 0 and len(study.trials) >= startup_trials(search))
+        informed.append(told > 0 and len(study.trials) >= count_startup_trials(search))
         return suggest(name)
 
     made.searcher.suggest = watched
     run({"": made}, room=5, seed=0)
     assert len(informed) == trials
-    count = trials_at_random(search, trials)
+    count = count_random_trials(search, trials)
     assert informed == [False] * count + [True] * (trials - count)
 
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from ctvr.orchestrator.streams.newer import first_difference, require_same, with_newer
+from ctvr.orchestrator.streams.newer import find_first_difference, require_same, with_newer
 from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask
 from tests.refusing import missing_from, refuses
 
@@ -42,14 +42,14 @@ def changed(task, split, row, **fields):
     ],
 )
 def test_the_first_difference_is_named(new, words):
-    said = first_difference(stream(), new)
+    said = find_first_difference(stream(), new)
     assert not missing_from(said, *words)
     with refuses(*words, where="upgrade.stream"):
         require_same(stream(), new, "new")
 
 
 def test_two_sets_of_the_same_items_do_not_differ():
-    assert first_difference(stream(), stream("new")) == ""
+    assert find_first_difference(stream(), stream("new")) == ""
 
 
 def test_tasks_after_an_upgrade_read_the_new_files_and_keep_name_and_digest():
