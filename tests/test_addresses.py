@@ -112,6 +112,15 @@ READERS: dict[str, tuple[str, str]] = {
         "weights by a tag of open_clip; no address",
         "load_backbone: check_backbone",
     ),
+    **dict.fromkeys(
+        [
+            "orchestrator/exporters/huggingface.py:load_whole",
+            "orchestrator/exporters/open_clip_model.py:OpenClip.__init__",
+            "orchestrator/exporters/qwen3_vl.py:Qwen3VL.__init__",
+            "orchestrator/exporters/transformers_clip.py:DualEncoder.__init__",
+        ],
+        ("`--model` of a script of `ctvr streams export-script`, which ctvr never runs", OPTION),
+    ),
     "methods/backbone/load.py:_tokenizer": ("tokenizer of open_clip; no address", "load_backbone: check_backbone"),
 }
 

@@ -111,5 +111,7 @@ def test_the_compilers_cache_is_not_made_in_the_current_folder(tmp_path, has_hom
         environment.pop(name, None)
     command = [sys.executable, "-P", "-c", program]
     done = subprocess.run(command, cwd=tmp_path / "here", env=environment, capture_output=True, text=True)
-    assert done.stdout.split() == [str(home / ".cache/ctvr/torchinductor") if has_home else sys.prefix], done.stderr
+    assert done.stdout.splitlines() == [str(home / ".cache/ctvr/torchinductor") if has_home else sys.prefix], (
+        done.stderr
+    )
     assert not list((tmp_path / "here").iterdir())
