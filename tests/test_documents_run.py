@@ -45,7 +45,7 @@ WHY_NOT = {
     "ctvr search a red square .* --model head_linear": "a card's text tower: tests/orchestrator/retrieval",
     "ctvr streams check msrvtt-10": "a benchmark's stream, imported from its own files",
     ".*backbone.weights=openai": "downloads weights",
-    "python -m tools.real_pairs .*": "public repositories and weights that are not here: tests/tools",
+    "python -m tools.real_(pairs|vectors) .*": "public repositories and weights that are not here: tests/tools",
     "python docs/typed_queries.py .*": "three trained models of the whole embedded stream",
     "ctvr streams export .* --form h5": "h5py",
     "ctvr cache gc --losers (NAME|SWEEP --yes)": "a finished sweep: tests/orchestrator/jobs/test_cache.py",

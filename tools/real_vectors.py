@@ -79,8 +79,8 @@ TOWERS = (
     "framefusion_moe",
 )  # fmt: skip
 ROWS: dict[str, dict[str, Any]] = {
+    "joint: upper_bound around head_linear": {"method": "upper_bound", **_AROUND},  # first: others are compared with it
     "head_ridge, all pairs": {"method": "head_ridge"},
-    "joint: upper_bound around head_linear": {"method": "upper_bound", **_AROUND},
     "sequential: head_linear": {"method": "head_linear"},
     "head_linear, side=videos": {"method": "head_linear", "method.side": "videos"},
     "head_linear, side=both": {"method": "head_linear", "method.side": "both"},
