@@ -37,7 +37,7 @@ from ctvr.orchestrator.importers.features import import_features
 from ctvr.orchestrator.jobs.migrate import MigrationConfig, compare, migrate
 from ctvr.orchestrator.migration.inputs import read_set
 from ctvr.orchestrator.migration.verdict import name_of
-from tools.real_vectors import MiniLM
+from tools.real_vectors import MiniLM, mean_of_tokens
 
 CAPTIONS, FRAMES = 10, 4
 PAIRS = {"captions": ("minilm", "mpnet"), "animations": ("lite0", "lite2")}
@@ -73,15 +73,8 @@ class MPNet(nn.Module):
         self.model.load_state_dict({name: found[name] for name in self.model.state_dict()})
         self.eval()
 
-    @torch.inference_mode()
-    def forward(self, texts: Sequence[str], batch: int = 64) -> np.ndarray:
-        made = []
-        for start in range(0, len(texts), batch):
-            encoded = self.tokenizer.encode_batch(list(texts[start : start + batch]))
-            ids, mask = (torch.tensor([getattr(each, what) for each in encoded]) for what in ("ids", "attention_mask"))
-            x = self.model(ids, attention_mask=mask).last_hidden_state * mask[..., None]
-            made.append(nn.functional.normalize(x.sum(dim=1), dim=-1).numpy())
-        return np.concatenate(made)
+    def forward(self, texts: Sequence[str]) -> np.ndarray:
+        return mean_of_tokens(self.tokenizer, lambda ids, mask: self.model(ids, mask).last_hidden_state, texts)
 
 
 class EfficientNetLite(nn.Module):

@@ -22,7 +22,7 @@ import json
 import re
 import sys
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -121,17 +121,28 @@ class MiniLM(nn.Module):
             each.load_state_dict(_layer_weights(found, f"encoder.layer.{number}."))
         self.eval()
 
-    @torch.inference_mode()
-    def forward(self, texts: Sequence[str], batch: int = 64) -> np.ndarray:
-        parts = []
-        for start in range(0, len(texts), batch):
-            encoded = self.tokenizer.encode_batch(list(texts[start : start + batch]))
-            ids, mask = (torch.tensor([getattr(each, what) for each in encoded]) for what in ("ids", "attention_mask"))
-            words, places, kinds = self.embeddings
-            x = self.norm(words[ids] + places[: ids.shape[1]] + kinds[0])
-            x = self.layers(x, src_key_padding_mask=mask == 0) * mask[..., None]
-            parts.append(nn.functional.normalize(x.sum(dim=1), dim=-1).numpy())
-        return np.concatenate(parts)
+    def forward(self, texts: Sequence[str]) -> np.ndarray:
+        return mean_of_tokens(self.tokenizer, self._encode, texts)
+
+    def _encode(self, ids: Tensor, mask: Tensor) -> Tensor:
+        words, places, kinds = self.embeddings
+        x = self.norm(words[ids] + places[: ids.shape[1]] + kinds[0])
+        found: Tensor = self.layers(x, src_key_padding_mask=mask == 0)
+        return found
+
+
+@torch.inference_mode()
+def mean_of_tokens(
+    tokenizer: Any, encode: Callable[[Tensor, Tensor], Tensor], texts: Sequence[str], batch: int = 64
+) -> np.ndarray:
+    """Return unit means (N, d) of the tokens' vectors (B, L, d) that `encode(ids, mask)` computes, (B, L) each."""
+    parts = []
+    for start in range(0, len(texts), batch):
+        encoded = tokenizer.encode_batch(list(texts[start : start + batch]))
+        ids, mask = (torch.tensor([getattr(each, what) for each in encoded]) for what in ("ids", "attention_mask"))
+        x = encode(ids, mask) * mask[..., None]
+        parts.append(nn.functional.normalize(x.sum(dim=1), dim=-1).numpy())
+    return np.concatenate(parts)
 
 
 def _layer_weights(found: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

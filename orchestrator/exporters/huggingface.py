@@ -1,4 +1,4 @@
-"""Loading of models of transformers, with all of their weights."""
+"""Options of models of the hub, and their loading with all of their weights."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ import argparse
 from typing import Any
 
 import torch
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name a model of the hub."""
+    parser.add_argument("--model", required=True, metavar="NAME", help="name on the hub, or folder")
+    parser.add_argument("--revision", metavar="COMMIT", help="branch, tag or commit of the hub (default: the newest)")
 
 
 def load_whole(kind: Any, options: argparse.Namespace, dtype: torch.dtype | str) -> Any:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from ctvr.orchestrator.exporters.embedder import PRECISIONS, Embedder, name_of
-from ctvr.orchestrator.exporters.huggingface import find_commit, load_whole
+from ctvr.orchestrator.exporters.huggingface import add_model, find_commit, load_whole
 from ctvr.orchestrator.exporters.pipeline import run
 
 INSTRUCTION = "Represent the user's input."
@@ -106,8 +106,7 @@ def fitting_size(num_frames: int, height: int, width: int) -> tuple[int, int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Embed the videos and captions of a table by Qwen3-VL-Embedding.")
-    parser.add_argument("--model", required=True, metavar="NAME", help="name on the hub, or folder")
-    parser.add_argument("--revision", metavar="COMMIT", help="branch, tag or commit of the hub (default: the newest)")
+    add_model(parser)
     help_text = "system message of captions, a sentence (default: %(default)s); videos have the default"
     parser.add_argument("--instruction", default=INSTRUCTION, metavar="TEXT", help=help_text)
     return run(Qwen3VL, parser, "'transformers>=5' torchvision", batch_size=4, precision="bfloat16")

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from ctvr.orchestrator.exporters.embedder import ImageEmbedder, name_of
-from ctvr.orchestrator.exporters.huggingface import find_commit
+from ctvr.orchestrator.exporters.huggingface import add_model, find_commit
 from ctvr.orchestrator.exporters.pipeline import run
 
 
@@ -60,8 +60,7 @@ class SentenceModel(ImageEmbedder):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Embed the captions and images of a table by sentence-transformers.")
-    parser.add_argument("--model", required=True, metavar="NAME", help="name on the hub, or folder")
-    parser.add_argument("--revision", metavar="COMMIT", help="branch, tag or commit of the hub (default: the newest)")
+    add_model(parser)
     return run(SentenceModel, parser, "'sentence-transformers>=6'")
 
 

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from ctvr.orchestrator.exporters.embedder import ImageEmbedder, name_of
-from ctvr.orchestrator.exporters.huggingface import find_commit, load_whole
+from ctvr.orchestrator.exporters.huggingface import add_model, find_commit, load_whole
 from ctvr.orchestrator.exporters.pipeline import run
 
 PADDING: dict[str, Any] = {"clip": True, "siglip": "max_length", "siglip2": "max_length"}  # as in training
@@ -65,8 +65,7 @@ class DualEncoder(ImageEmbedder):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Embed a table by a CLIPModel, SiglipModel or Siglip2Model.")
-    parser.add_argument("--model", required=True, metavar="NAME", help="name on the hub, or folder")
-    parser.add_argument("--revision", metavar="COMMIT", help="branch, tag or commit of the hub (default: the newest)")
+    add_model(parser)
     return run(DualEncoder, parser, "'transformers>=5' torchvision")
 
 
