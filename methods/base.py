@@ -53,8 +53,8 @@ class Method(Hooks):
     Config: ClassVar[type]  # a frozen dataclass; every field is a setting
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {}  # name -> {dotted setting: value}, a recipe or an `Override`
     OPTIMIZER: ClassVar[dict[str, Any]] = {}  # defaults of `optim.*` to which the rates of Config belong
-    # Defaults of `method.*` on imported features of videos and captions: rates for CLIP change those hardly. A search
-    # has a tenth to ten times each rate
+    # Defaults of `method.*` on imported features of videos and captions: CLIP's rates hardly change towers there. A
+    # search covers a tenth to ten times each rate
     ON_FEATURES: ClassVar[dict[str, Any]] = {}
 
     def begin_task(self, task: Task) -> None:

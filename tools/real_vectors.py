@@ -244,7 +244,7 @@ def measure(name: str, row: Mapping[str, Any], order: int, seed: int, runs: Path
 def table(name: str, runs: Path, rows: Mapping[str, Mapping[str, Any]] = ROWS) -> str:
     """Measure all rows; return a Markdown table with 95 % intervals of differences to the joint row."""
     lines = [
-        "| row | R@1 | R@10 | R@10 less joint | 50 % encoded again | 100 % | BWF |",
+        "| row | R@1 | R@10 | R@10 minus joint | R@10, 50 % re-encoded | R@10, 100 % re-encoded | BWF |",
         "|:--|--:|--:|--:|--:|--:|--:|",
     ]
     joint = None

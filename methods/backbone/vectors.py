@@ -76,7 +76,7 @@ class VideoVectors(VisionTower, _Parts):
 
 
 class CaptionTable(nn.Module):
-    """Vectors of all captions, a constant that copies of a tower share; those of other texts follow the captions'."""
+    """Vectors of all captions, a constant that copies of a tower share. Vectors of other texts are stored after them."""
 
     rows: Tensor
     starts: Tensor
@@ -101,7 +101,7 @@ class CaptionTable(nn.Module):
         self.center = center
 
     def hold(self, vectors: Tensor) -> Tensor:
-        """Keep vectors (Q, d') of texts that are not captions, instead of earlier ones; return their numbers (Q,)."""
+        """Store vectors (Q, d') of texts that are not captions, replacing earlier ones; return their indices (Q,)."""
         vectors = vectors.to(self.rows)
         last = int(self.starts[self.captions])
         if len(self.rows) - last < len(vectors):

@@ -49,8 +49,8 @@ def add_streams(commands: Any) -> None:
         nargs="*",
         default=[],
         metavar="name=FILE",
-        help="files by name, e.g. split=MSRVTT_10_dataset.pkl, and tasks=month|N|category of csv and features or "
-        "clusters:N of features; see docs/own-videos.md",
+        help="files by name, e.g. split=MSRVTT_10_dataset.pkl; for csv and features also tasks=month|N|category, and "
+        "for features tasks=clusters:N; see docs/own-videos.md",
     )
     importer.add_argument(
         "--name", type=stream_name, metavar="NAME", help="name of the stream (default: after the split file)"

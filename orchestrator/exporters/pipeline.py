@@ -106,7 +106,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=_count, default=64, metavar="N", help="inputs of one pass (default: %(default)s)")
     add("--workers", type=_count, default=4, metavar="N", help="threads that decode videos (default: %(default)s)")
     add("--precision", choices=PRECISIONS, default="float32", help="number format (default: %(default)s)")
-    add("--normalize", choices=("unit", "none"), help="length of stored vectors (default: that of the model's own use)")
+    add("--normalize", choices=("unit", "none"), help="length of stored vectors (default: as in the model's own use)")
     add("--prompt", default="{}", metavar="TEXT", help="text around each caption, such as 'a video of {}'")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     add("--device", default=device, metavar="NAME", help="device of torch (default: cuda, or cpu without a GPU)")

@@ -141,7 +141,9 @@ def _note_zeros(what: str, arrays: Arrays, effect: str) -> list[str]:
     zeros = [name for name, vectors in arrays.items() if not vectors.any(axis=1).all()]
     if not zeros:
         return []
-    return [f"{len(zeros)} of {len(arrays)} {what} have a vector of zeros, first {zeros[0][:60]!r}. It {effect}."]
+    return [
+        f"{len(zeros)} of {len(arrays)} {what} have a vector of zeros, the first is {zeros[0][:60]!r}. Such a vector {effect}."
+    ]
 
 
 def _as_stored(vectors: np.ndarray, found: np.ndarray) -> np.ndarray:

@@ -129,7 +129,9 @@ class QueryEncoder:
             raise self._refusal(text, f"the card's embedder {card.embedder!r} {fault}")
         distance = float(((made - stored).norm(dim=1) / stored.norm(dim=1).clamp(min=1e-12)).max())
         if not distance <= TOLERANCE:
-            fault = f"gives other vectors of the stream's captions (relative distance {distance:.2g})"
+            fault = (
+                f"gives other vectors for the stream's captions than the stored ones (relative distance {distance:.2g})"
+            )
             raise self._refusal(text, f"the card's embedder {card.embedder!r} {fault}")
         return encoder
 

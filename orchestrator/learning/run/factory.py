@@ -277,7 +277,7 @@ def _upgraded(
 
     Args:
         experiment: a configuration with `upgrade.*`.
-        old, former: new method on the backbone before the upgrade, and that backbone.
+        old, former: untrained method on the backbone before the upgrade, and that backbone.
         clip: the backbone after the upgrade.
         earlier: tasks that the old model learned.
         stream: as in `make_method`.

@@ -90,7 +90,9 @@ def check_widths(experiment: Experiment, old: Clip, new: Clip) -> None:
         ConfigError: if so.
     """
     if experiment.upgrade.queries == "new" and old.embed_dim != new.embed_dim:
-        fault = f"new needs models of one width, but the old one has {old.embed_dim} and the new one {new.embed_dim}"
+        fault = (
+            f"new needs models of the same width, but the old one has {old.embed_dim} and the new one {new.embed_dim}"
+        )
         raise ConfigError(fault, "upgrade.queries", remedy="Use upgrade.queries=both or map.")
 
 

@@ -1,4 +1,4 @@
-"""Runs that exchange the embedder of imported features within a stream, over the index of the former one."""
+"""Runs that switch to a new embedder of imported features within a stream, and keep the old embedder's index."""
 
 import csv
 from dataclasses import replace
