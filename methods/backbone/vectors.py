@@ -76,7 +76,7 @@ class VideoVectors(VisionTower, _Parts):
 
 
 class CaptionTable(nn.Module):
-    """Vectors of all captions, a constant that copies of a tower share. Vectors of other texts are stored after them."""
+    """Vectors of all captions, a constant that copies of a tower share; after them are vectors of other texts."""
 
     rows: Tensor
     starts: Tensor

@@ -208,7 +208,10 @@ class Expansion:
         if kinds <= {int, float} or kinds == {str}:
             made = np.array(value)
         else:
-            made = np.stack([self._array(each, level + 1) for each in value])
+            arrays = [self._array(each, level + 1) for each in value]
+            if len({each.shape for each in arrays}) > 1:
+                raise RefusedPickle("a list of arrays of different shapes")
+            made = np.stack(arrays)
         if made.dtype.kind not in "biufUS":
             raise ValueError("a list has numbers beyond 64 bits")
         return made

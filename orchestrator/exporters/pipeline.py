@@ -127,7 +127,8 @@ def _check(options: argparse.Namespace, names: dict[tuple[str, Any], str]) -> No
         raise ConfigError("does not contain {}, where the caption goes", "--prompt", options.prompt, "Add {} to it.")
     for name in names.values():
         parts = Path(name).parts
-        if name == Path(TEXT_FILE).stem or ".." in parts or name.startswith("/") or parts[0].startswith("."):
+        is_path = bool(parts) and not any(part.startswith(".") for part in parts)  # the import skips hidden files
+        if name == Path(TEXT_FILE).stem or name.startswith("/") or not is_path:
             raise ConfigError("cannot be the name of a file of features", options.table, name, "Rename this video.")
 
 

@@ -16,8 +16,7 @@ from ctvr.orchestrator.errors import NOT_WRITABLE, ConfigError
 from ctvr.orchestrator.processes import hold_lock
 from ctvr.orchestrator.streams.manifest import read_json
 
-# Names of earlier versions, which used no numbered folder: of features, of videos in shards, and of images
-_BEFORE = re.compile(r"\d{6}\.npy|texts\.npz|features\.yaml|canaries\.npz|[0-9a-f]{64}\.\w+|train|test")
+_BEFORE = re.compile(r"\d{6}\.npy|texts\.npz|features\.yaml|canaries\.npz")  # of features without a numbered folder
 
 
 def current_arrays(place: Path) -> Path | None:
@@ -32,15 +31,23 @@ def current_arrays(place: Path) -> Path | None:
 
 
 @contextmanager
-def new_arrays(place: Path) -> Iterator[Path]:
+def new_arrays(place: Path, source: Path) -> Iterator[Path]:
     """Yield a new folder in `place`; the block writes the arrays and last the manifest, which is next to `place`.
 
     Then the arrays of earlier imports are removed. If the block fails, the new folder is removed. The next import
     removes the leftovers of a killed process. A lock lets one process at a time import a stream.
 
+    Args:
+        place: folder next to the manifest, of the same name.
+        source: what is imported. It may not be in `place`, whose former content is removed.
+
     Raises:
-        ConfigError: if the folder cannot be written, or another process imports a stream of that name.
+        ConfigError: if the source is in `place`, the folder cannot be written, or another process imports a stream of
+            that name.
     """
+    if place.resolve() in (source.resolve(), *source.resolve().parents):
+        fault = "is in the folder that the import replaces"
+        raise ConfigError(fault, source, remedy="Move it, or give another --name.")
     made = [path for path in (place, *place.parents) if not path.exists()]
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +79,7 @@ def _new_arrays(place: Path) -> Iterator[Path]:
             shutil.rmtree(path, ignore_errors=True)
     for path in place.iterdir() if current == new else ():
         if _BEFORE.fullmatch(path.name):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            path.unlink()
 
 
 @contextmanager

@@ -49,15 +49,16 @@ def import_csv(
     table = Path(table)
     read = read_table(table, needs_task=not rule)
     rows = [(line, row, captions, _segment(table, line, row)) for line, row, captions in read]
+    for line, row, _, _ in rows:
+        if row["split"] not in SPLITS:
+            hint = suggest(row["split"], SPLITS)
+            raise ConfigError(f"line {line}: split is {row['split']!r:.60}.{hint} Write train, val or test.", table)
     ordered = _apply(table, rows, rule, vectors) if rule else []
     ids = name_segments((row["video"], segment) for _, row, _, segment in rows)
     builder, reader = Builder(videos, out), Reader(str(table))
     seen: dict[tuple[str, Any], tuple[tuple[str, ...], dict[str, Any]]] = {}
     tasks: dict[str, dict[str, Any]] = {}
     for line, row, captions, segment in rows:
-        if row["split"] not in SPLITS:
-            hint = suggest(row["split"], SPLITS)
-            raise ConfigError(f"line {line}: split is {row['split']!r:.60}.{hint} Write train, val or test.", table)
         place = (row["task"], row["split"], row["category"])
         key = (row["video"], segment)
         if key not in seen:

@@ -17,6 +17,7 @@ from ctvr.orchestrator.errors import ConfigError, VideoError
 from ctvr.orchestrator.importers.array_folder import current_arrays, new_arrays
 from ctvr.orchestrator.importers.builder import Manifest, items_of, write_manifest
 from ctvr.orchestrator.importers.csv_table import ids_of, import_csv, read_table
+from ctvr.orchestrator.importers.task_rules import CLUSTERS
 from ctvr.orchestrator.streams.check import describe
 from ctvr.orchestrator.streams.manifest import parse_manifest
 from ctvr.orchestrator.streams.videos import normalize_name, video_stem
@@ -57,7 +58,8 @@ def _import(
     table: Path, features: Path, texts: Path | None, out: Path, name: str, rule: str, stack: ExitStack
 ) -> tuple[Manifest, str]:
     """Import as above; `stack` removes the new arrays after an error, or else the earlier ones."""
-    of_captions = _of_captions(table, texts) if texts is not None else None
+    # a rule of clusters reads them; otherwise faults of the table are named first
+    of_captions = _of_captions(table, texts) if texts is not None and rule.startswith(CLUSTERS) else None
     with tempfile.TemporaryDirectory() as empty:  # a manifest needs a folder, even if it contains no videos
         manifest, report = import_csv(table, Path(empty), None, name, rule, of_captions)
     items = items_of(manifest)
@@ -77,10 +79,11 @@ def _import(
         item |= {"path": f"{number:06d}.npy", "segment": None}
         arrays[item["path"]] = _as_stored(vectors, found[item["video"]])
     frames = [len(vectors) for vectors in arrays.values()]
-    of_captions = _of_captions(table, texts) if texts is not None else None
+    if texts is not None and of_captions is None:
+        of_captions = _of_captions(table, texts)
     folder = out.with_suffix("")
     cards = _check_cards(features, texts, {i["video"]: arrays[i["path"]] for i in items}, of_captions, folder)
-    folder = stack.enter_context(new_arrays(folder))
+    folder = stack.enter_context(new_arrays(folder, features))
     for path, vectors in arrays.items():
         np.save(folder / path, vectors, allow_pickle=False)
     settings: dict[str, Any] = {"data.num_frames": max(set(frames), key=frames.count)}
@@ -141,9 +144,8 @@ def _note_zeros(what: str, arrays: Arrays, effect: str) -> list[str]:
     zeros = [name for name, vectors in arrays.items() if not vectors.any(axis=1).all()]
     if not zeros:
         return []
-    return [
-        f"{len(zeros)} of {len(arrays)} {what} have a vector of zeros, the first is {zeros[0][:60]!r}. Such a vector {effect}."
-    ]
+    said = f"{len(zeros)} of {len(arrays)} {what} have a vector of zeros, the first is {zeros[0][:60]!r}"
+    return [f"{said}. Such a vector {effect}."]
 
 
 def _as_stored(vectors: np.ndarray, found: np.ndarray) -> np.ndarray:
@@ -239,6 +241,8 @@ def _by_caption_id(table: Path, file: Path, found: Arrays | np.ndarray) -> Array
 def _of_captions(table: Path, texts: Path) -> Arrays:
     """Return the features (L, d') of each distinct caption."""
     captions = [caption for _, _, found in read_table(table) for caption in found]
+    if not captions:
+        raise ConfigError("has a header and no rows", table, remedy="Add a row for each caption.")
     arrays = _by_caption_id(table, texts, read_arrays(texts))
     found: Arrays = {}
     if isinstance(arrays, np.ndarray):

@@ -69,7 +69,8 @@ def _import(folder: Path, out: Path | None, name: str | None, stack: ExitStack) 
             collected.add(split, file, line, row, File(path, path))
         _refuse_equal_files(collected, folder)
     else:
-        read = Shards(folder, shards, None if out is None else stack.enter_context(new_arrays(out.with_suffix(""))))
+        place = None if out is None else stack.enter_context(new_arrays(out.with_suffix(""), folder))
+        read = Shards(folder, shards, place)
         for split, file, line, row, video in read.rows():
             collected.add(split, file, line, row, video)
         if not read.has_bytes:

@@ -75,7 +75,7 @@ def import_images(kind: str, folder: Path, out: Path, classes: int | None = None
     if out.suffix != ".json":
         raise ConfigError(f"{out} does not end in .json", "out", remedy=f"Write for example streams/{kind}.json.")
     read = (_tiny if kind == "tiny-imagenet" else _cifar)(kind, Path(folder))
-    with new_arrays(out.with_suffix("")) as places:
+    with new_arrays(out.with_suffix(""), Path(folder)) as places:
         return _write(kind, folder, out, classes, read, places)
 
 

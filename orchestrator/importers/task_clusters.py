@@ -54,7 +54,8 @@ def cluster_tasks(
     distinct = len(np.unique(points[is_training], axis=0))
     if distinct < number:
         fault = f"exceeds the {distinct} different vectors of training videos"
-        raise ConfigError(fault, f"{table}: tasks=clusters:{number}", remedy="Use fewer clusters.")
+        remedy = "Use fewer clusters." if distinct else "Mark some videos as train."
+        raise ConfigError(fault, f"{table}: tasks=clusters:{number}", remedy=remedy)
     labels = np.empty(len(points), dtype=int)
     labels[is_training], centers = _k_means(points[is_training], number)
     labels[~is_training] = _squares(points[~is_training], centers).argmin(axis=1)

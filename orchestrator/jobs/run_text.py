@@ -130,7 +130,9 @@ def low_rates(experiment: Experiment) -> list[str]:
         return []
     advised = experiment.layers.get(FEATURES, {}).get(name, ON_FEATURES)
     rate = rates[name] * experiment.optim.lr_scale
-    remedy = f"{name}={advised:g}" if rates[name] < LEAST_ON_FEATURES else "optim.lr_scale=1"
+    remedy = f"{name}={advised:g}" if rates[name] < LEAST_ON_FEATURES else ""
+    if advised * experiment.optim.lr_scale < LEAST_ON_FEATURES or not remedy:
+        remedy = f"{remedy} optim.lr_scale=1".strip()
     return [f"the largest learning rate is {rate:g}, which hardly changes the towers over features. Use {remedy}"]
 
 

@@ -54,7 +54,7 @@ def image(clip: Clip, pictures: dict[Clip, str], said: str) -> str:
 def strips_note(has_pictures: bool) -> str:
     """Return the sentence on the pictures of a page as HTML."""
     pictures = "Each strip shows a video from its beginning to its end."
-    none = "The video files were not found. Start the command with --videos FOLDER, whose files are named by ID, such as ID.mp4."
+    none = "The video files were not found. Start the command with --videos FOLDER, which contains ID.mp4 or the like."
     return f'<p class="soft">{pictures if has_pictures else none}</p>'
 
 

@@ -33,7 +33,7 @@ from ctvr.orchestrator.learning.evaluation.ranking import score_reader, topk
 from ctvr.orchestrator.learning.evaluation.tiled_scorer import TiledScorer, offsets
 from ctvr.orchestrator.learning.run.factory import TrainedModel
 from ctvr.orchestrator.retrieval.checks import check_count, check_query
-from ctvr.orchestrator.retrieval.query_vectors import QueryEncoder, check_query_vectors
+from ctvr.orchestrator.retrieval.query_vectors import QueryEncoder, check_one_embedder, check_query_vectors
 from ctvr.orchestrator.retrieval.video_files import Videos, is_folder, videos_of
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask
@@ -135,8 +135,10 @@ class Model:
             check_query(queries)
             return cut_tokens(self._clip.tokenize(list(queries)), self.trained.experiment.data.max_tokens)
         if not isinstance(self._clip, Vectors):
-            fault = "encodes texts itself, so it has no use for vectors of queries"
-            raise ConfigError(fault, f"model {self.name}", remedy="Give the texts.")
+            raise ConfigError(
+                "encodes texts itself and takes no vectors", f"model {self.name}", remedy="Give the texts."
+            )
+        check_one_embedder(self.trained.method, self.name)
         given = check_query_vectors(queries, f"model {self.name}", self._clip.text.width)
         return self._clip.text.table.hold(torch.from_numpy(given))[:, None]
 

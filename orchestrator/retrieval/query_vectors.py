@@ -17,7 +17,8 @@ from ctvr.methods.backbone.architectures import SHIPPED
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.load import check_backbone, is_path
 from ctvr.methods.backbone.vectors import CaptionTable
-from ctvr.methods.base import l2_normalize
+from ctvr.methods.base import Method, l2_normalize
+from ctvr.methods.families.upgrade import Upgraded
 from ctvr.orchestrator.data.arrays import read_arrays, validate_features
 from ctvr.orchestrator.data.imported_features import caption_features
 from ctvr.orchestrator.errors import ConfigError, VideoError
@@ -45,6 +46,17 @@ def read_query_vectors(file: Path) -> np.ndarray:
     return check_query_vectors(found, f"--vectors {file}")
 
 
+def check_one_embedder(method: Method, model: str) -> None:
+    """Refuse query vectors for an upgraded method that reads those of the old embedder, too.
+
+    Raises:
+        ConfigError: if the method is one.
+    """
+    if isinstance(method, Upgraded) and method.queries == "both":
+        fault = "needs vectors of a query by the old and the new embedder"
+        raise ConfigError(fault, f"model {model}", remedy="Give captions of the stream, or use upgrade.queries=map.")
+
+
 def check_query_vectors(found: Any, where: str = "search", width: int = 0) -> np.ndarray:
     """Return query vectors (N, d') float32.
 
@@ -56,8 +68,9 @@ def check_query_vectors(found: Any, where: str = "search", width: int = 0) -> np
     Raises:
         ConfigError: for another shape or width, NaN or infinite numbers, or a vector of zeros.
     """
+    given = found.detach().float().cpu() if isinstance(found, Tensor) else found
     try:
-        vectors = validate_features(np.asarray(found), where)
+        vectors = validate_features(np.asarray(given), where)
     except VideoError as error:
         fault = error.reason.replace("features", "query vectors").replace("frames", "queries")
         raise ConfigError(fault, where, remedy="Give an array (queries, d) or (d,).") from error

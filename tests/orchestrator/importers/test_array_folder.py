@@ -177,14 +177,17 @@ def test_of_two_imports_at_once_one_is_whole_and_the_other_is_refused(is_first: 
     assert sorted(path.name for path in (tmp_path / "streams").iterdir()) == ["mine", "mine.json"]
 
 
-def test_videos_and_images_of_an_earlier_version_are_replaced(tmp_path: Path) -> None:
-    written(tmp_path, "hf", 1)
+@pytest.mark.parametrize("kind", ["hf", "cifar-10"])
+def test_a_source_in_the_folder_that_is_replaced_is_refused_and_kept(tmp_path: Path, kind: str) -> None:
     place = tmp_path / "streams/mine"
-    (place / "train").mkdir(parents=True)
-    (place / "train/class_00.npy").touch()
-    (place / f"{'0' * 64}.mp4").touch()
-    run_kind(tmp_path, "hf", 1)
-    assert names(tmp_path) == ["1"]
+    written(tmp_path, kind, 1)
+    place.parent.mkdir(exist_ok=True)
+    (tmp_path / f"{kind} 1").rename(place)
+    (tmp_path / f"{kind} 1").symlink_to(place)
+    before = sorted(place.rglob("*"))
+    with refuses(remedy=True):
+        run_kind(tmp_path, kind, 1)
+    assert sorted(place.rglob("*")) == before
 
 
 def test_shards_without_videos_inside_leave_no_folder(tmp_path: Path) -> None:
@@ -217,7 +220,7 @@ def test_arrays_of_an_earlier_version_are_replaced_and_other_files_are_kept(tmp_
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     place = tmp_path / "runs" / "streams" / "mine"
-    with refuses(where=str(place), remedy=True), new_arrays(place) as new:
+    with refuses(where=str(place), remedy=True), new_arrays(place, tmp_path / "source") as new:
         (new / "000000.npy").write_bytes(b"x")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert list(tmp_path.iterdir()) == []

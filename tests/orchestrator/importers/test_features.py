@@ -103,11 +103,11 @@ def test_vectors_of_zeros_are_counted(table: Path) -> None:
     padded = np.array([[1.0, 2.0], [0.0, 0.0]])
     np.savez(features, **{video: padded if video == "d4" else padded[:1] for video, _ in ROWS})
     _, report = import_features(table, features, None, table.parent / "out.json", "out")
-    assert "1 of 4 videos have a vector of zeros, first 'd4'" in report
+    assert "1 of 4 videos have a vector of zeros, the first is 'd4'" in report
     texts = table.parent / "texts.npy"
     np.save(texts, np.array([[1.0, 2], [0, 0], [1, 1], [0, 0]]))
     _, report = import_features(table, features, texts, table.parent / "out.json", "out")
-    assert "2 of 4 captions have a vector of zeros, first 'caption of b.2'" in report
+    assert "2 of 4 captions have a vector of zeros, the first is 'caption of b.2'" in report
 
 
 def first_numbers(table: Path, features: Path) -> list[float]:

@@ -210,6 +210,8 @@ def test_a_recorded_run_is_loaded_until_its_second_set_changes(tmp_path):
     found = find_run("head_linear", execution)
     assert execution.stream_of(found).newer.name == "odd"
     assert len(load("head_linear", execution).search("caption 0", k=3)) == 3
+    with refuses("head_linear", remedy=True):
+        load("head_linear", execution).search(np.ones(WIDTHS["odd"][1], np.float32))
     import_set(tmp_path, "odd", draw_topics(), WIDTHS["odd"], seed=1)
     assert execution.stream_of(found) is None
 
@@ -230,6 +232,7 @@ def test_the_first_difference_of_the_sets_is_named(root):
 
 def test_what_is_impossible_is_refused_before_training(root):
     import_set(root, "untold", draw_topics(), text=False)
+    before = {*(root / "runs/store").glob("commits/*/*")}
     assert refused(root, "untold", new="untold").value.where == "upgrade.stream"
     assert refused(root, "nowhere", new="nowhere").value.where == "upgrade.stream"
     assert refused(root, "12", "16", new="wide", **{"upgrade.queries": "new"}).value.where == "upgrade.queries"
@@ -238,7 +241,7 @@ def test_what_is_impossible_is_refused_before_training(root):
     assert refused(root, "4", task=4).value.where == "upgrade.task"
     one = {"upgrade.stream": "", "upgrade.backbone": "tiny-clip"}
     assert "upgrade.stream" in str(refused(root, "one embedder", **one).value)
-    assert not list((root / "runs/store").glob("commits/*/refused"))
+    assert {*(root / "runs/store").glob("commits/*/*")} == before
 
 
 @pytest.mark.parametrize(
