@@ -135,9 +135,7 @@ class Model:
             check_query(queries)
             return cut_tokens(self._clip.tokenize(list(queries)), self.trained.experiment.data.max_tokens)
         if not isinstance(self._clip, Vectors):
-            raise ConfigError(
-                "encodes texts itself and takes no vectors", f"model {self.name}", remedy="Give the texts."
-            )
+            raise ConfigError("takes texts, not vectors", f"model {self.name}", remedy="Give the texts.")
         check_one_embedder(self.trained.method, self.name)
         given = check_query_vectors(queries, f"model {self.name}", self._clip.text.width)
         return self._clip.text.table.hold(torch.from_numpy(given))[:, None]
