@@ -1,11 +1,10 @@
-"""Creates the resources that an AWS account needs before `ray up`, and writes the resulting names into
-cluster/a100.yaml.
+"""Creation of the resources that an AWS account needs before `ray up`, with their names in cluster/a100.yaml.
 
     python cluster/account.py create --ssh-from 203.0.113.7/32     once, and again if your address changes
     python cluster/account.py fill --into cluster/other.yaml       write the names of an existing stack into a file
-    python cluster/account.py delete                               bucket and file system stay: they hold results
+    python cluster/account.py delete                               keeps the bucket and the file system with the results
 
-Runs on your own machine with your AWS credentials; needs `pip install boto3`, as `ray up` does. The template
+Run it on your own machine with your AWS credentials. It needs `pip install boto3`, as `ray up` does. The template
 account.yaml lists the created resources. Filled lines keep their comments; the rest of the file does not change.
 """
 
@@ -40,7 +39,7 @@ def main(words: list[str] | None = None) -> int:
         names = _outputs(session, arguments.stack)
         names |= {"Region": arguments.region, "Image": _image(session)}
         arguments.into.write_text(fill(arguments.into.read_text(encoding="utf-8"), names), encoding="utf-8")
-        print(f"{arguments.into} has the names of stack {arguments.stack}. Now: ray up {arguments.into}")
+        print(f"{arguments.into} contains the names of stack {arguments.stack}. Next: ray up {arguments.into}")
     except (BotoCoreError, ClientError, ValueError, OSError) as error:
         return _fail(str(error))
     return 0
@@ -50,11 +49,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="bucket, file system, security groups and profiles of the cluster")
     parser.add_argument("command", choices=("create", "fill", "delete"))
     parser.add_argument("--ssh-from", metavar="CIDR", help="addresses that may reach the machines, e.g. 203.0.113.7/32")
-    parser.add_argument("--region", default="us-east-1", help="(%(default)s)")
-    parser.add_argument("--worker-type", default="p4d.24xlarge", help="(%(default)s)")
-    parser.add_argument("--vpc", help="(the default VPC)")
-    parser.add_argument("--stack", default="ctvr", help="(%(default)s)")
-    parser.add_argument("--into", type=Path, default=HERE / "a100.yaml", help="the cluster file (%(default)s)")
+    parser.add_argument("--region", default="us-east-1", help="AWS region (default: %(default)s)")
+    parser.add_argument("--worker-type", default="p4d.24xlarge", help="instance type of workers (default: %(default)s)")
+    parser.add_argument("--vpc", help="ID of the VPC (default: the default VPC)")
+    parser.add_argument("--stack", default="ctvr", help="name of the CloudFormation stack (default: %(default)s)")
+    parser.add_argument("--into", type=Path, default=HERE / "a100.yaml", help="cluster file (default: %(default)s)")
     return parser
 
 
@@ -88,7 +87,7 @@ def _create(session: Any, arguments: argparse.Namespace) -> None:
             return
         formation.get_waiter("stack_update_complete").wait(StackName=arguments.stack)
     else:
-        print("CloudFormation makes the stack; this takes some minutes")
+        print("CloudFormation creates the stack, which takes some minutes")
         formation.create_stack(**request)
         formation.get_waiter("stack_create_complete").wait(StackName=arguments.stack)
 
@@ -96,10 +95,14 @@ def _create(session: Any, arguments: argparse.Namespace) -> None:
 def _addresses(text: str | None) -> str:
     """Parse an address or a range of them as a CIDR block; ranges larger than a /8 are refused."""
     if not text:
-        raise ValueError("--ssh-from: write who may reach the machines, e.g. 203.0.113.7/32 (your own public address).")
+        raise ValueError(
+            "--ssh-from is missing. Pass the addresses that may reach the machines, e.g. 203.0.113.7/32 (your own)."
+        )
     network = ipaddress.ip_network(text, strict=False)
     if network.version != 4 or network.prefixlen < 8:
-        raise ValueError(f"--ssh-from {text}: write a range of IPv4 addresses, at most a /8; yours alone ends in /32.")
+        raise ValueError(
+            f"--ssh-from {text}: is not a range of at most a /8 of IPv4 addresses. For one address, use /32."
+        )
     return str(network)
 
 
@@ -114,7 +117,7 @@ def _network(session: Any, vpc: str | None, types: Sequence[str]) -> tuple[str, 
     if vpc is None:
         found = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
         if not found:
-            raise ValueError("--vpc: this region has no default VPC. Name one with two public subnets.")
+            raise ValueError("--vpc: this region has no default VPC. Pass one with two public subnets.")
         vpc = str(found[0]["VpcId"])
     offered = ec2.describe_instance_type_offerings(
         LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": list(types)}]
@@ -155,7 +158,7 @@ def _outputs(session: Any, stack: str) -> dict[str, str]:
 
 
 def _image(session: Any) -> str:
-    """Return the ID of the current image: with `latest`, machines of one cluster could get different drivers."""
+    """Return the ID of the current image, because with `latest` machines of a cluster could get different drivers."""
     return str(session.client("ssm").get_parameter(Name=IMAGE)["Parameter"]["Value"])
 
 
@@ -164,7 +167,7 @@ def _delete(session: Any, stack: str) -> int:
     kept = _outputs(session, stack)
     formation.delete_stack(StackName=stack)
     formation.get_waiter("stack_delete_complete").wait(StackName=stack)
-    print(f"stack {stack} is gone. Kept, with everything in them: {kept.get('Bucket')}, {kept.get('FileSystem')}")
+    print(f"stack {stack} is deleted. Kept with their content: {kept.get('Bucket')}, {kept.get('FileSystem')}")
     return 0
 
 

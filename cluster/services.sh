@@ -17,7 +17,7 @@
 # CTVR_RUNS. MLflow's own jobs are off: they are not needed here, and their seven processes took 1.8 GB.
 #
 # CTVR_MLFLOW_DATABASE=postgresql://USER:PASSWORD@HOST/NAME is a database server of yours instead, which keeps its own
-# backups. It holds a password: write it into ~/.ctvr_keys (setup.sh). Only this machine needs the driver, psycopg.
+# backups. It contains a password, so set it in ~/.ctvr_keys (setup.sh). Only this machine needs the driver, psycopg.
 set -euo pipefail
 
 own_address() { # of the default route, as Ray finds it; connecting a datagram socket sends nothing
@@ -155,17 +155,24 @@ copies() { # for as long as the server runs
 }
 
 around() {
-  local status=0
+  local driver code status= asked
   start >&2
   . "$ADDRESS_FILE"
   set -m # a process group of its own, in which SIGINT is not ignored
   "$@" &
+  driver=$!
   set +m
-  trap "kill -INT -- -$!" TERM INT # the end of a pod: the sweep ends in order, and the database is kept
-  while kill -0 $! 2>/dev/null; do
-    wait $! && status=0 || status=$?
+  # At the end of a pod the trials pause. After CTVR_PAUSE_SECONDS a second SIGINT ends the sweep
+  trap "asked=1; kill -INT -- -$driver || true; (sleep ${CTVR_PAUSE_SECONDS:-420}; kill -INT -- -$driver) \
+    >/dev/null 2>&1 &" TERM INT
+  while :; do # the trap ends `wait`, whose status is then not the driver's
+    asked=
+    wait "$driver" && code=0 || code=$?
+    [ "$code" -eq 127 ] && [ -n "$status" ] || status=$code
+    [ -n "$asked" ] || break
   done
-  backup >&2
+  trap - TERM INT
+  backup >&2 || echo "services.sh: MLflow's database was not copied to $BACKUPS" >&2
   stop
   return "$status"
 }
@@ -177,5 +184,5 @@ case "${1:-}" in
   restore) restore ;;
   copies) copies ;;
   around) around "${@:2}" ;;
-  *) fail "write start, stop, backup, restore or around." ;;
+  *) fail "use start, stop, backup, restore or around." ;;
 esac

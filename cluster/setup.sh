@@ -9,7 +9,7 @@
 #                                    life, and omits them where it was stopped and started or code was edited
 #
 # CTVR_TORCH_BACKEND chooses the build of torch, by uv's names: auto (by the installed driver), cpu, cu126, ...
-# Without it the build of constraints.txt is installed, which needs a recent driver (docs/cluster.md).
+# Without it the build of constraints.txt is installed, which needs a recent driver (docs/install.md).
 # Settings (CTVR_STORE, CTVR_RUNS, ...) are public: Ray shows them. Keys of an object store without machine
 # roles belong in ~/.ctvr_keys on each node, as `export NAME=VALUE` lines, mode 0600.
 set -euo pipefail
@@ -51,7 +51,7 @@ random() { # $1 bytes, written in hexadecimal
 }
 
 mount_shared() {
-  [ $# -eq 2 ] || fail "mount: write HOST:/PATH DIR."
+  [ $# -eq 2 ] || fail "mount: pass HOST:/PATH and DIR."
   command -v mount.nfs4 >/dev/null || install_debian nfs-common
   # nofail: a machine whose file system is unavailable still starts, and reports it below
   grep -qs "^$1 $2 " "$FSTAB" || echo "$1 $2 nfs4 $NFS_OPTIONS,_netdev,nofail 0 0" | sudo tee -a "$FSTAB" >/dev/null
@@ -63,7 +63,7 @@ bring_mount() {
   if ! mountpoint -q "$2"; then
     sudo mkdir -p "$2"
     sudo mount -t nfs4 -o "$NFS_OPTIONS" "$1" "$2" ||
-      fail "mount: $1 cannot be mounted at $2. Does its security group let this machine in on port 2049?"
+      fail "mount: $1 cannot be mounted at $2. Check that its security group admits this machine on port 2049."
   fi
   [ -w "$2" ] || sudo chown "$(id -u):$(id -g)" "$2"
 }
@@ -113,7 +113,7 @@ check_secrets() {
 prepare() { # create the folders of videos and of the cache; install what the files require
   [ ! -f "$HOME/.ctvr_env" ] || . "$HOME/.ctvr_env"
   [ -z "${CTVR_CACHE:-}" ] || make_cache
-  [ -z "${CTVR_VIDEOS:-}" ] || mkdir -p "$CTVR_VIDEOS" || fail "node: CTVR_VIDEOS=$CTVR_VIDEOS cannot be made."
+  [ -z "${CTVR_VIDEOS:-}" ] || mkdir -p "$CTVR_VIDEOS" || fail "node: CTVR_VIDEOS=$CTVR_VIDEOS cannot be created."
   install_efa
   install_package
 }
@@ -145,7 +145,7 @@ fetch_signed() { # $1 to $4/file, if $1.sig is its signature by the key at $2 wi
 make_cache() { # a machine's own disks are empty after each start of it, and their mount may be root's
   mkdir -p "$CTVR_CACHE" 2>/dev/null || {
     sudo mkdir -p "$CTVR_CACHE" && sudo chown "$(id -u):$(id -g)" "$CTVR_CACHE"
-  } || fail "node: CTVR_CACHE=$CTVR_CACHE cannot be made."
+  } || fail "node: CTVR_CACHE=$CTVR_CACHE cannot be created."
 }
 
 install_package() {
@@ -188,7 +188,7 @@ refuse_while_a_sweep_runs() {
     pid=$(cat "$folder/pid")
     if tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline" | grep -q ctvr.orchestrator.cli.detached; then
       fail "again: a sweep is running here (process $pid), and this would end it. Wait, or end it in order first:" \
-        "ray exec YAML 'ctvr attach --stop'. Its finished tasks are kept."
+        "ray exec YAML 'ctvr runs attach --stop'. Its finished tasks are kept."
     fi
   done
 }
@@ -225,5 +225,5 @@ case "${1:-}" in
     ;;
   add) add_packages "${@:2}" ;;
   again) again ;;
-  *) fail "write secrets, node, add, mount or again." ;;
+  *) fail "use secrets, node, add, mount or again." ;;
 esac

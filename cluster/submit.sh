@@ -4,10 +4,10 @@
 #   bash cluster/submit.sh cluster/onprem.yaml --method framefusion_moe --stream msrvtt-10
 #
 # After an edit, `ray up` copies the sources again; without it the head refuses the sweep with an error. The sweep
-# survives the end of this connection: `ray exec YAML 'ctvr attach'` shows it again.
+# survives the end of this connection: `ray exec YAML 'ctvr runs attach'` shows it again.
 set -euo pipefail
 [ $# -ge 1 ] && [ -f "$1" ] || {
-  echo "submit.sh: write the cluster's YAML file first, then the arguments of \`ctvr sweep\`." >&2
+  echo "submit.sh: pass the cluster's YAML file first, then the arguments of \`ctvr sweep\`." >&2
   exit 2
 }
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

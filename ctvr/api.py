@@ -1,17 +1,16 @@
-"""The functions of `ctvr`. Each does the same as the command of its name, but returns objects instead of text.
+"""Public functions of `ctvr`. Each does what the command of its name does, but returns objects instead of text.
 
 Tables are pandas data frames if pandas is installed, otherwise lists of dictionaries.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.results import Run, Sweep, as_frame
 
 if TYPE_CHECKING:
     from ctvr.orchestrator.execution import ExecutionConfig
@@ -20,62 +19,6 @@ if TYPE_CHECKING:
 
 Words = str | Sequence[str]
 Place = str | Path
-
-
-@dataclass(frozen=True)
-class Run:
-    """A complete run. Percentages; T tasks."""
-
-    run_id: str  # MLflow's run id
-    method: str
-    stream: str
-    settings: dict[str, Any]  # every setting, flat and dotted
-    metrics: dict[str, float]  # after the last task, as in MLflow
-    own: list[list[float]]  # R@1 of task i among its own videos after task t: own[t][i], i <= t
-    union: list[list[float]]  # the same among all stored videos
-    ranks: dict[str, float]  # query "<video>#<number of the caption>" -> rank, 1 = found first; a tie counts half
-    history: list[dict[str, float]]  # metrics after each task
-    execution: ExecutionConfig
-
-    def frame(self) -> Any:
-        """Return a row for each task learned, a column for each metric."""
-        return _frame([{"task": number, **row} for number, row in enumerate(self.history, 1)])
-
-    def model(self) -> Model:
-        """Load the trained model of this run; it answers text queries."""
-        from ctvr.orchestrator.jobs.load_model import load as find
-
-        return find(self.run_id, self.execution)
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """A finished sweep. `text` is the command's output: the winner, its confirmation, the table."""
-
-    name: str
-    text: str
-    execution: ExecutionConfig
-
-    def trials(self) -> Any:
-        """Return a row for each complete trial, best first: settings, R@1, the metrics of the search, run id."""
-        from ctvr.orchestrator.sweeps.selection import best_trials, selection_metric
-
-        sweep = self.execution.tracker().find_sweep(self.name)
-        metrics = selection_metric(sweep)[0].replace(" ", "").split(",") if sweep else []
-        rows = []
-        for run in best_trials(self.execution.tracker(), self.name, None):
-            values = {key: last[1] for key in (*metrics, "stream/t2v/r1") if (last := run.last(key))}
-            rows.append({"run_id": run.run_id, "name": run.name, **values, **run.settings})
-        return _frame(rows)
-
-    def model(self) -> Model:
-        """Return the model of the best trial, which has seed 0 and was selected on validation videos.
-
-        With several objectives, it is the trial of the Pareto front with the best first objective.
-        """
-        from ctvr.orchestrator.jobs.load_model import load as find
-
-        return find(self.name, self.execution)
 
 
 def run(
@@ -97,14 +40,14 @@ def run(
     Args:
         method: a name of `ctvr.list_methods()`.
         stream: a name of `ctvr.list_streams()`, or a manifest file.
-        settings: flat and dotted, such as `{"optim.epochs": 8, "method.beta": 0.4}`.
+        settings: dotted name -> value, such as `{"optim.epochs": 8, "method.beta": 0.4}`.
         preset: name of a preset, which may be combined with changes.
         config: a YAML file of settings; `settings` take precedence.
-        runs: folder of all output.
+        runs: folder for all output.
         store: object store of frames and commits; default: below `runs`.
         videos: folder of the videos; default: the folder that the manifest names.
-        fresh: also train finished tasks again.
-        keep_model: upload the trained model to MLflow.
+        fresh: whether to train finished tasks again.
+        keep_model: whether to upload the trained model to MLflow.
         trust: classes `module:Class` to load, and addresses to use, although only the stream names them.
 
     Raises:
@@ -151,12 +94,12 @@ def sweep(
     trust: Words = (),
     **options: Any,
 ) -> Sweep:
-    """Search a method's settings on Ray, rerun the best over seeds, tabulate (`ctvr sweep`).
+    """Search settings of a method on Ray, rerun the best trials with several seeds, and make a table (`ctvr sweep`).
 
     Args:
         method, stream, settings, preset, config, runs, store, videos: as in `run`; `preset` may name a whole table.
-        name: the name of the sweep.
-        space: setting -> the values to search; all other settings have their recommended values.
+        name: name of the sweep; if None, it is made from the method or preset, the stream and the time.
+        space: setting -> values to search; other settings have their recommended values.
         space_add: setting -> values to search together with the method's own search space.
         baselines: methods to compare with the winner.
         trust: classes `module:Class` to load, and addresses to use, although only a stream, table or plan names them.
@@ -168,7 +111,7 @@ def sweep(
     import time
 
     from ctvr.orchestrator.cli.main import make_parser
-    from ctvr.orchestrator.cli.options import trust_user
+    from ctvr.orchestrator.cli.trust import trust_user
     from ctvr.orchestrator.execution import ExecutionConfig
 
     text, chosen = ",".join(_words(preset)), name or options.get("resume")
@@ -200,10 +143,17 @@ def table(
     split: Literal["", "test", "val"] = "",
     runs: Place = "runs",
 ) -> Any:
-    """Return the table of a sweep's (or a stream's) complete runs: a row for each method, mean and `... std`.
+    """Return the table of the complete runs of a sweep or stream, with a row for each method.
 
-    It contains one split: `split`, by default test if runs were measured on it. For a stream, trials are omitted.
-    `.attrs["notes"]` of a data frame contains the footnotes. Only `ctvr table` writes files.
+    Each metric has a column for its mean and a column `... std` for its standard deviation over runs. For a stream,
+    trials are omitted. `.attrs["notes"]` of a data frame contains the footnotes. Only `ctvr table` writes files.
+
+    Args:
+        sweep: name of a sweep.
+        stream: name of a stream, instead of a sweep.
+        direction: search of videos by captions (t2v), of captions by videos (v2t), or both.
+        split: split of the table; if "", test if runs were measured on it, otherwise val.
+        runs: folder of all output.
 
     Raises:
         ConfigError: if there are no such runs, or none of them is complete.
@@ -220,16 +170,32 @@ def table(
                 if value := row.values.get(column.key):
                     entry |= {column.title: value.mean, f"{column.title} std": value.std}
             rows.append({**entry, "trials": row.trials, "marks": "; ".join(row.marks), "runs": ",".join(row.runs)})
-    frame = _frame(rows)
+    frame = as_frame(rows)
     if hasattr(frame, "attrs"):
         frame.attrs["notes"] = notes
     return frame
 
 
+def trials(sweep: str, *, reports: bool = False, runs: Place = "runs") -> Any:
+    """Return a row for each trial of a sweep, including stopped trials.
+
+    Args:
+        sweep: name of the sweep.
+        reports: whether to return a row for each learned task of each trial instead.
+        runs: folder of all output.
+
+    Raises:
+        ConfigError: if the sweep does not exist.
+    """
+    from ctvr.orchestrator.sweeps.selection import trial_rows
+
+    return as_frame(trial_rows(_execution(runs).tracker(), sweep, reports))
+
+
 def load(
     name: Place, *, runs: Place = "runs", store: str = "", videos: Place | None = None, trust: Words = ()
 ) -> Model:
-    """Load a trained model for queries: `model.search("a red square moves left")`.
+    """Load a trained model for queries: `model.search("a dog runs along a beach")`.
 
     Args:
         name: a folder with a saved model; the beginning of an MLflow run id; the name of a run; `best-STREAM`, which
@@ -247,7 +213,7 @@ def load(
 
 
 def list_streams(*, runs: Place = "runs") -> list[str]:
-    """Return the names of the streams: the embedded ones, then those imported into `runs`."""
+    """Return the names of the embedded streams, then of the streams that were imported into `runs`."""
     from ctvr.orchestrator.streams.load import available_streams
 
     return available_streams(Path(runs))
@@ -272,15 +238,16 @@ def list_methods() -> list[str]:
 
 
 def check_method(method: str, *, settings: Mapping[str, Any] | None = None, preset: Words = ()) -> list[str]:
-    """Check that a method satisfies the contract of methods (`ctvr check-method`); return one line for each check.
+    """Check that a method satisfies the contract of methods (`ctvr methods check`); return one line for each check.
 
     Args:
         method: a name of `ctvr.list_methods()`, or `module:Class`.
-        settings: `method.*` and `base.*`.
+        settings: settings `method.*` and `base.*` with their values.
         preset: name of a preset, which may be combined with changes.
 
     Raises:
-        CtvrError: if a check fails; a ConfigError for an unknown method or setting.
+        CtvrError: if a check fails.
+        ConfigError: for an unknown method or setting.
     """
     from ctvr.orchestrator.jobs.check_method import check_method as checked
 
@@ -289,7 +256,7 @@ def check_method(method: str, *, settings: Mapping[str, Any] | None = None, pres
 
 
 def schema(method: str = "") -> dict[str, Any]:
-    """Return the JSON schema of the settings of one method, or of all methods (`ctvr schema`).
+    """Return the JSON schema of the settings of one method, or of all methods (`ctvr methods --json`).
 
     Raises:
         ConfigError: for an unknown method.
@@ -321,17 +288,9 @@ def _words(given: Words) -> tuple[str, ...]:
     if isinstance(given, str):
         return tuple(word.strip() for word in given.split(",") if word.strip())
     if not all(isinstance(word, str) for word in given):
-        raise ConfigError(f"not a list of names (got {given!r})", "preset", remedy="Write names.")
+        raise ConfigError(f"not a list of names (got {given!r})", "preset", remedy="Use a list of names.")
     return tuple(given)
 
 
 def _text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def _frame(rows: list[dict[str, Any]]) -> Any:
-    try:
-        pandas = importlib.import_module("pandas")
-    except ImportError:
-        return rows
-    return pandas.DataFrame(rows)

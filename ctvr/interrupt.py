@@ -1,4 +1,4 @@
-"""Handle Ctrl-C during the imports of a command by one line instead of a traceback.
+"""Handler of Ctrl-C during the imports of a command, which prints one line instead of a traceback.
 
 Importing this module sets the handler, so that it is set before other imports.
 """
@@ -10,13 +10,13 @@ import signal
 import sys
 from typing import NoReturn
 
-STATUS = 130
+STATUS = 130  # exit status of shells after SIGINT
 
 
 def _exit_at_interrupt() -> None:
-    """Exit at Ctrl-C, if this process is `ctvr` or `python -m ctvr`, until `cli.main` handles it.
+    """Set a handler that exits at Ctrl-C, if this process is `ctvr` or `python -m ctvr`; `cli.main` replaces it later.
 
-    A process that ignores Ctrl-C, a program or a child process that imports ctvr is not changed.
+    The handler is not set in a process that ignores Ctrl-C, or in another program or a child process that imports ctvr.
     """
     script = getattr(sys.modules.get("__main__"), "__file__", None) or ""
     is_command = os.path.basename(script) == "ctvr" or (sys.argv[:1] == ["-m"] and "ctvr" in sys.orig_argv)
@@ -25,7 +25,7 @@ def _exit_at_interrupt() -> None:
 
 
 def _exit(number: int, frame: object) -> NoReturn:
-    """Exit at once: nothing has been created yet, and libraries turn a KeyboardInterrupt in an import into errors."""
+    """Exit at once, because nothing has been created yet and libraries convert a KeyboardInterrupt to other errors."""
     try:
         os.write(2, b"ctvr: stopped.\n")
     finally:

@@ -1,16 +1,16 @@
-"""Pinned CPU kernels: results that do not depend on the processor's model.
+"""Selection of CPU kernels, so that results do not depend on the model of the processor.
 
-torch, MKL and oneDNN choose their kernels by the processor, and kernels round differently. `pin` sets the variables
-that choose them, in every process that imports `ctvr`, before torch computes:
+torch, MKL and oneDNN choose kernels by processor, and kernels differ in rounding. `pin` sets the environment variables
+that choose the kernels, in every process that imports `ctvr`, before torch computes:
 
     CTVR_KERNELS   equal results on                      MKL_CBWR      ATEN_CPU_CAPABILITY   ONEDNN_MAX_CPU_ISA
     avx2           processors of one vendor (default)    AVX2,STRICT   avx2                  AVX2
     portable       every x86-64 processor with AVX2      COMPATIBLE    avx2                  AVX2
     native         processors of one model               -             -                     -
 
-MKL obeys `AVX2,STRICT` on Intel's processors only; others get one set of AVX2 kernels of their own. A variable that the
-user has set is kept. docs/kernels.md has the costs. The key of a run contains the variables (`kernels` in
-orchestrator/interpreter.py).
+MKL applies `AVX2,STRICT` on Intel processors only. On processors of other vendors it uses another set of AVX2 kernels.
+A variable that the user has set is kept. docs/kernels.md states the costs in time. The key of a run contains the
+variables (`kernels` in orchestrator/interpreter.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LEVELS: dict[str, dict[str, str]] = {
 
 
 def pin() -> None:
-    """Set the variables of the level that `CTVR_KERNELS` names; change it to `native` where they do not act.
+    """Set the variables of the level in `CTVR_KERNELS`; set it to `native` if the variables have no effect here.
 
     Raises:
         SystemExit: 2, after one line, if `CTVR_KERNELS` is not a level.
@@ -57,7 +57,10 @@ def pin() -> None:
 
 
 def _act(torch: Any) -> bool:
-    """Return whether variables that were set after the import of torch act: it reads them when it first computes."""
+    """Return whether variables that were set after the import of torch have an effect.
+
+    They have if torch has not computed yet, because it reads them when it first computes.
+    """
     if torch.backends.cpu.get_cpu_capability() != "AVX2":
         return False
     try:
@@ -68,7 +71,7 @@ def _act(torch: Any) -> bool:
 
 
 def has_avx2() -> bool:
-    """Return whether this is an x86-64 processor with AVX2; assume it where the system does not list features."""
+    """Return whether this is an x86-64 processor with AVX2; True for x86-64 if the system does not list features."""
     if platform.machine().lower() not in {"x86_64", "amd64"}:
         return False
     try:

@@ -1,7 +1,7 @@
-"""Loader of a saved model. `mlflow.pyfunc.load_model` imports this module by its name in the file MLmodel.
+"""Loader of a saved model. `mlflow.pyfunc.load_model` imports this module, because the file MLmodel names it.
 
-MLflow calls `predict` with a table that has a column `text`. Nothing is unpickled: the model's folder has safetensors
-and JSON. The signature of the calls is in `orchestrator/tracking/mlflow_ui.py`.
+MLflow calls `predict` with a table that has a column `text`. The folder of the model contains safetensors and JSON, so
+nothing is unpickled. The signature of the calls is in `orchestrator/tracking/mlflow_ui.py`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from ctvr.orchestrator.retrieval.model import Model
 
 COLUMNS = ("text", "rank", "score", "video", "path")
-DEFAULTS = {"k": 10, "folder": ""}  # as in the signature
+DEFAULTS = {"k": 10, "folder": ""}  # equal to the defaults of the signature
 
 
 @dataclass
 class Retriever:
-    """A trained model behind MLflow's `predict`."""
+    """A trained model with the method `predict` that MLflow calls."""
 
     model: Model
 
@@ -30,7 +30,7 @@ class Retriever:
 
         Args:
             model_input: data frame with a column `text`.
-            params: `k`, the number of videos per text; `folder`, of videos to search instead of the model's gallery.
+            params: `k`, the number of videos per text; `folder`, a folder of videos to search instead of the gallery.
 
         Raises:
             ConfigError: for an empty text, k < 1, or a folder without videos.
@@ -43,7 +43,7 @@ class Retriever:
 
 
 def _load_pyfunc(path: str) -> Retriever:
-    """Load the model in a folder. MLflow requires this name; $CTVR_RUNS is the runs folder with the model's stream."""
+    """Load the model in a folder, with its stream from the runs folder $CTVR_RUNS. MLflow requires this name."""
     from ctvr.api import load
 
     return Retriever(load(path, runs=os.environ.get("CTVR_RUNS") or "runs"))

@@ -1,16 +1,17 @@
-"""Imports of torch and open_clip: outside the current folder, without garbage collection and without TorchDynamo.
+"""Import hooks for torch and open_clip, which change the current folder, garbage collection and TorchDynamo.
 
-The library of cuSPARSELt, which torch loads, also searches libcuda.so.1 in the current folder (its RUNPATH is
-`$ORIGIN:`). Where no driver is installed, `import torch` would execute a file of that name.
+The library of cuSPARSELt, which torch loads, also looks for libcuda.so.1 in the current folder (its RUNPATH is
+`$ORIGIN:`). Without an installed driver, `import torch` would execute a file of that name in the current folder. The
+imports therefore run in the root folder.
 
-The two imports create 400,000 permanent objects. Python's collector would scan them repeatedly, which takes 0.4 of 3.1
-CPU-seconds.
+The two imports create 400,000 permanent objects. Python's garbage collector would scan them repeatedly, in 0.4 of 3.1
+CPU-seconds, so it is disabled during the imports.
 
-torch's compiler makes a folder for its cache when it is imported. Where no temporary folder can be written, that would
-be in the current folder.
+torch's compiler makes a folder for its cache when it is imported. If no temporary folder is writable, it would be made
+in the current folder, so the hook sets another folder.
 
-open_clip imports torchvision and timm. A module of each imports torch._dynamo, in 1.1 CPU-seconds, for functions that
-most processes never call. These modules get functions that import it when they are called.
+open_clip imports torchvision and timm. One module of each imports torch._dynamo, in 1.1 CPU-seconds, for functions that
+most processes never call. With the hooks, these functions import torch._dynamo when they are called.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def _guard_loader(loader: Loader, guards: tuple[Guard, ...]) -> None:
 @contextlib.contextmanager
 def _root_folder() -> Iterator[None]:
     try:
-        here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY)  # survives a change of its name
+        here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY)  # survives a rename
     except OSError:  # the folder is unreadable, on a system without O_PATH
         yield
         return
@@ -93,13 +94,13 @@ def _cache_elsewhere() -> Iterator[None]:
         try:
             os.makedirs(folder, exist_ok=True)
         except OSError:
-            folder = sys.prefix  # exists, and is only written if a model is compiled
+            folder = sys.prefix  # exists; torch writes to it only if a model is compiled
         os.environ[CACHE] = folder
     yield
 
 
 def _has_temporary_folder() -> bool:
-    """Return whether there is a temporary folder; without one, Python takes the current folder."""
+    """Return whether a temporary folder is writable; without one, Python uses the current folder."""
     with contextlib.suppress(OSError):
         return not os.path.samefile(tempfile.gettempdir(), ".")
     return False

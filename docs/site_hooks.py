@@ -49,10 +49,13 @@ def notebook_page(path: Path) -> str:
         text = "".join(cell["source"])
         parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
         for output in cell.get("outputs", ()):
-            said = "".join(output.get("text") or output["data"]["text/plain"])
-            picture = output.get("data", {}).get("image/png", "")
-            shown = f"![{said}](data:image/png;base64,{picture})" if picture else f"```text\n{said.rstrip()}\n```"
-            parts.append(shown)
+            data = output.get("data", {"text/plain": output.get("text")})
+            said = "".join(data["text/plain"])
+            if "image/png" in data:
+                said = f"![{said}](data:image/png;base64,{data['image/png']})"
+            else:
+                said = "".join(data.get("text/html") or f"```text\n{said.rstrip()}\n```")
+            parts.append(said)
     return "\n\n".join(parts)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 matplotlib.use("agg")
 from matplotlib import pyplot as plt
+from PIL import Image
 
 from ctvr.orchestrator.synthetic import worlds, worlds_stream
 
@@ -27,7 +28,9 @@ def main() -> None:
             axis.set_xticks([])
             axis.set_yticks([])
         row[0].set_ylabel(worlds.NAMES[index], fontsize=8)
-    figure.savefig(Path(__file__).with_suffix(".png"), dpi=90)
+    picture = Path(__file__).with_suffix(".png")
+    figure.savefig(picture, dpi=90)
+    Image.open(picture).convert("RGB").quantize(256).save(picture, optimize=True)
 
 
 if __name__ == "__main__":

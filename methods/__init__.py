@@ -1,6 +1,6 @@
 """The table of methods. Entries are strings, so that a module is imported only when its method is used.
 
-To add a method: its file or folder, one line here, its entry in `search_spaces/`, `tests/methods/test_<name>.py`.
+A new method needs its file or folder, one line here, an entry in `search_spaces/` and `tests/methods/test_<name>.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ctvr.methods.base import Method
 
-METHOD_FOLDERS = "CTVR_METHOD_FOLDERS"  # variable of Ray workers: folders of the driver's user with own methods
+METHOD_FOLDERS = "CTVR_METHOD_FOLDERS"  # environment variable of Ray workers: folders with the user's own methods
 # Retrievers of videos, and strategies that wrap them
 METHODS = {
     "zero_shot": "ctvr.methods.zero_shot:ZeroShot",
@@ -74,7 +74,7 @@ METHODS = {
     "lump_moco": "ctvr.methods.lump_moco:LUMPMoCo",
 }
 
-# Methods over labelled images without captions (`Method.domain`): only for streams of the protocol `ucl`
+# Methods over labeled images without captions (`Method.domain`): only for streams of the protocol `ucl`
 IMAGE_METHODS = {
     "image_finetune": "ctvr.methods.images.siamese:Siamese",
     "image_si": "ctvr.methods.images.si:ImageSI",
@@ -88,9 +88,9 @@ IMAGE_METHODS = {
 QUESTION_METHODS = {"umt_qa": "ctvr.methods.umt_qa:UmtQA"}
 EVERY_METHOD = {**METHODS, **IMAGE_METHODS, **QUESTION_METHODS}
 
-# Rows of published tables that are a method and a preset. The names work wherever a method's does. If the method
-# has a preset `<preset>-<other>`, `<other>` means it under the row's name: `er_ring_moco` with `paper` is
-# `er_ring` with `bmu-moco-paper`. Differences of a search of the row are in the method's search space.
+# Rows of published tables that are a method with a preset. A row's name is accepted wherever a method's name is. Under
+# a row's name, the preset `<other>` means the method's preset `<preset>-<other>`, if it has one: `er_ring_moco` with
+# `paper` is `er_ring` with `bmu-moco-paper`. A row has its own search space where its search differs from the method's.
 CONFIGURATIONS = {
     "tome": ("lora", "tome"),
     "evit": ("lora", "evit"),
@@ -108,16 +108,16 @@ CONFIGURATIONS = {
 
 
 def plugins() -> dict[str, str]:
-    """Map names to `module:Class` of the methods of other installed packages: their entry points `ctvr.methods`.
+    """Map names to `module:Class` of the methods of other installed packages, which are entry points `ctvr.methods`.
 
-    Our own names cannot be replaced.
+    An entry point cannot replace a built-in method.
     """
     found = {point.name: point.value for point in importlib.metadata.entry_points(group="ctvr.methods")}
     return {name: value for name, value in found.items() if name not in EVERY_METHOD and name not in CONFIGURATIONS}
 
 
 def place_of(name: str) -> str:
-    """Return the `module:Class` of a method of ours or of another package; `name` itself if it has this form.
+    """Return the `module:Class` of a built-in method or an entry point; a `name` of this form is returned unchanged.
 
     Raises:
         UnknownMethod: for an unknown name; it suggests a known one.
@@ -139,9 +139,9 @@ class UnknownMethod(ValueError):
     """An unknown method name.
 
     Attributes:
-        name: as given.
-        remedy: whole sentences.
-        meant: the known method, or the class of a file, that was probably meant; "" if there is none.
+        name: name as the user gave it.
+        remedy: what to do, in whole sentences.
+        meant: the known method, or the class of a file, that was probably meant; "" if none is close.
     """
 
     def __init__(self, name: str, remedy: str, meant: str = "") -> None:
@@ -162,7 +162,10 @@ def unknown_method(name: str) -> UnknownMethod:
 
 
 def _class_in_file(name: str) -> str:
-    """Return `module:Class` for a name such as `mine`, `mine.py`, `mine.Norms`, `mine:norms` of a file here."""
+    """Return the `module:Class` in the current folder that `mine`, `mine.py`, `mine.Norms` or `mine:norms` means.
+
+    It is "" if the file does not exist or does not define a method.
+    """
     parts = re.fullmatch(r"(?:\./)?(\w+)(?:\.py)?(?:[:.](\w*))?", name)
     file = Path(f"{parts[1]}.py") if parts else Path()
     if parts is None or not os.path.isfile(file):
@@ -173,7 +176,7 @@ def _class_in_file(name: str) -> str:
 
 
 def _is_former(name: str) -> bool:
-    """Return whether a name is the path of a class of ours before 0.3 and no module of the user shadows it."""
+    """Return whether a name is the `module:Class` of a built-in method before 0.3, and not a module of the user."""
     if f"ctvr.{name}" not in EVERY_METHOD.values():
         return False
     theirs = find_in_method_folders("methods") or importlib.util.find_spec("methods")
@@ -186,7 +189,7 @@ _trusted: set[str] = set()
 
 
 class UntrustedClass(ValueError):
-    """Raised for a class `place` (module:Class) of foreign code that neither the user nor an entry point has named."""
+    """A class `place` (module:Class) of foreign code that neither the user nor an entry point has named."""
 
     def __init__(self, place: str) -> None:
         call = f"ctvr.methods.trust([{place!r}])"
@@ -202,7 +205,7 @@ def named_classes(words: Iterable[object]) -> list[str]:
 
 
 def trust(words: Iterable[object]) -> None:
-    """Allow `find_method` to load the classes named in the user's words; a row `method:preset` is not a class."""
+    """Allow `find_method` to load the classes that the user's words name; a row `method:preset` is not a class."""
     found = named_classes(words)
     known = {*EVERY_METHOD, *CONFIGURATIONS, *plugins()} if found else set()
     _trusted.update(word for word in found if is_place(word) or word.partition(":")[0] not in known)
@@ -222,11 +225,11 @@ def is_place(word: str) -> bool:
 def find_method(name: str) -> type[Method]:
     """Load the class of a method, or of the method that a configuration names.
 
-    A class that is neither ours nor an installed entry point is loaded only if `trust` has allowed it. A stream, a
+    A class that is neither built in nor an installed entry point is loaded only if `trust` has allowed it. A stream, a
     model or a record from elsewhere may name any module, and an import runs the module's code.
 
     Args:
-        name: of EVERY_METHOD, CONFIGURATIONS or an entry point `ctvr.methods`, or `package.module:Class`.
+        name: a key of EVERY_METHOD or CONFIGURATIONS, an entry point `ctvr.methods`, or `package.module:Class`.
 
     Raises:
         UntrustedClass: for a class that `trust` has not allowed.
@@ -240,29 +243,29 @@ def find_method(name: str) -> type[Method]:
         if place not in _trusted:
             raise UntrustedClass(place)
         _look_in_method_folders(module)
-    found = _of_others(name, module, cls)
-    trust(_named_by(found))
+    found = _load_foreign(name, module, cls)
+    trust(_list_values(found))
     return found
 
 
-def _named_by(cls: type[Method]) -> list[object]:
-    """Return the settings in which a class may name other classes: its defaults, presets and controls."""
+def _list_values(cls: type[Method]) -> list[object]:
+    """List the values in which a class may name other classes: defaults and presets of its settings, and controls."""
     defaults = [field.default for field in dataclasses.fields(cls.Config)]
     return [*defaults, *(value for preset in cls.PRESETS.values() for value in preset.values()), *cls.controls]
 
 
 class _MethodFolders:
-    """Finder of the user's own modules: those that the user has named, and those that these import.
+    """Import finder for modules that the user has named and for modules that these import.
 
-    A named module is found with its search space, `<module>_space`. An installed module that probes for an optional
-    package finds no file of the current folder.
+    It also finds the search space `<module>_space` of a named module. If an installed module probes for an optional
+    package, a file of that name in the current folder is not found.
     """
 
     def __init__(self) -> None:
-        self.own: set[str] = set()  # top-level names
+        self.own: set[str] = set()  # top-level names of the user's modules
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Find a top-level module."""
+        """Find a top-level module of the user; None for all others."""
         asked = {name, name.removesuffix("_space"), _importer()}
         if path is not None or name in sys.stdlib_module_names or not self.own & asked:
             return None
@@ -283,7 +286,7 @@ def _importer() -> str:
 
 
 def find_in_method_folders(name: str) -> ModuleSpec | None:
-    """Find a top-level module in the current folder, or in the folders that a Ray driver names."""
+    """Find a top-level module in the current folder, or in the folders that a Ray driver has named."""
     folders = [os.path.abspath(os.curdir), *filter(None, os.environ.get(METHOD_FOLDERS, "").split(os.pathsep))]
     return PathFinder.find_spec(name, folders)
 
@@ -296,12 +299,12 @@ def _look_in_method_folders(module: str) -> None:
     finder = next((each for each in sys.meta_path if isinstance(each, _MethodFolders)), None)
     if finder is None:
         finder = _MethodFolders()
-        sys.meta_path.append(finder)  # last: it cannot replace installed modules
+        sys.meta_path.append(finder)  # at the end, so that it cannot replace installed modules
     finder.own.add(top)
 
 
-def _of_others(name: str, module: str, cls: str) -> type[Method]:
-    """Load a class of another package, or of a file of the user."""
+def _load_foreign(name: str, module: str, cls: str) -> type[Method]:
+    """Load a class from another package or from a file of the user."""
     from ctvr.methods.base import Method
 
     try:
@@ -320,9 +323,8 @@ def _of_others(name: str, module: str, cls: str) -> type[Method]:
         said = error.msg if isinstance(error, SyntaxError) else error
         text = f"{type(error).__name__}: {said!s:.200}, {file}, line {line}"
         raise ValueError(f"{name}: {module} cannot be imported ({text}). Correct that line.") from error
-    if not (
-        isinstance(found, type) and issubclass(found, Method) and dataclasses.is_dataclass(vars(found).get("Config"))
-    ):
+    config = getattr(found, "Config", None)  # it may be inherited
+    if not (isinstance(found, type) and issubclass(found, Method) and dataclasses.is_dataclass(config)):
         meant = _class_in_file(name)
         hint = f" Did you mean {meant}?" if meant not in ("", name) else ""
         raise ValueError(f"{name}: {cls} of {module} is not a ctvr.Method with a dataclass Config.{hint}")

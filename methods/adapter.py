@@ -1,10 +1,10 @@
 """Bottleneck adapters on frozen CLIP: the baseline "Adapter" of TempMe (arXiv:2409.01156, table 2), after
 Houlsby et al., arXiv:1902.00751.
 
-The paper prints no configuration. 0.26 M parameters are those of one adapter with biases and bottleneck 8 in
-every block of both towers. Its position and activation are our choice (after the MLP, GELU):
+The paper does not print the configuration. One adapter with biases and bottleneck 8 in every block of both towers has
+the printed 0.26 M parameters. Its position and activation are our choice (after the MLP, GELU):
 
-    h = MLP(LN2 x);   x = x + h + W_up GELU(W_down h + b_down) + b_up,   W_up, b_up zero at first
+    h = MLP(LN2 x);   x = x + h + W_up GELU(W_down h + b_down) + b_up,   W_up and b_up start at zero
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Placement = Literal["after_mlp", "beside_mlp", "after_attention"]
 class AdapterConfig(AdaptedConfig):
     """Settings, with ranges in search_spaces/."""
 
-    bottleneck: int = setting(8, doc="width of an adapter", unpublished=True)
+    bottleneck: int = setting(8, doc="hidden width of an adapter", unpublished=True)
     placement: Placement = setting("after_mlp", doc="position of the adapter in a block", unpublished=True)
 
     def __post_init__(self) -> None:
@@ -37,7 +37,7 @@ class AdapterConfig(AdaptedConfig):
 
 
 class Bottleneck(nn.Module):
-    """x -> W_up GELU(W_down x); W_up is zero at first."""
+    """x (..., D) -> W_up GELU(W_down x + b_down) + b_up; W_up and b_up start at zero."""
 
     def __init__(self, width: int, bottleneck: int) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def _add(module: Bottleneck, parallel: bool, y: Tensor, output: Tensor, state: T
 
 
 class Adapter(AdaptedClip):
-    """Frozen CLIP with a bottleneck after each MLP."""
+    """Frozen CLIP with a bottleneck adapter in every block of both towers."""
 
     Config = AdapterConfig
     ON_FEATURES = {"method.lr": 5e-3}

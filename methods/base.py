@@ -3,7 +3,9 @@
 The loop calls `method.set_pair_source(source)` once. For every task of a stream it then calls::
 
     method.begin_task(task)             # may add parameters; names and shapes depend on task.index only
+    method.prepare_task(task, loader)   # the task's training pairs once, without augmentation
     for batch in loader:                # as many epochs as the settings say
+        method.set_position(position)
         sum(method.losses(batch).values()).backward()
         method.before_step();  optimizer.step();  method.after_step()
     method.end_task(task, loader)       # the task's training pairs once more, without augmentation
@@ -12,10 +14,14 @@ The loop calls `method.set_pair_source(source)` once. For every task of a stream
     method.score(method.encode_text(queries), gallery)
 
 To resume a run, the loop repeats `begin_task` and `on_gallery_stored` for the finished tasks and loads the last
-checkpoint. Everything that must survive is therefore a parameter or a buffer. Objects that `begin_task` creates again
-(a teacher, a momentum encoder) may stay outside the state.
+checkpoint. Everything that later tasks need is therefore a parameter or a buffer. Objects that `begin_task` creates
+again (a teacher, a momentum encoder) need not be in the state.
 
-A method writes the members of `Method`. `Hooks` (hooks.py) contains the optional ones, data.py the types of arguments.
+Epochs run in training mode, all other calls and commits in evaluation mode. A method that is evaluated with other
+weights than it trains, such as an average, exchanges both in `train(mode)` and keeps both in its state.
+
+A method defines the members of `Method`. The optional members are in `Hooks` (hooks.py), and the types of arguments are
+in data.py.
 
 Shapes: B pairs or videos, T frames, L text length, d joint embedding.
 """
@@ -34,6 +40,7 @@ from ctvr.methods.data import Batch as Batch
 from ctvr.methods.data import Decay as Decay
 from ctvr.methods.data import PairSource as PairSource
 from ctvr.methods.data import ParamGroup as ParamGroup
+from ctvr.methods.data import Position as Position
 from ctvr.methods.data import SeparableEncoders as SeparableEncoders
 from ctvr.methods.data import Task as Task
 from ctvr.methods.hooks import Hooks
@@ -47,22 +54,28 @@ class Method(Hooks):
     """A retriever, built as `Class(config, backbone)`, or a strategy, built as `Class(config, base)`.
 
     A strategy sets `wraps = True` and has a setting `base`, the name of the retriever that it wraps; a retriever does
-    not depend on its strategy. Both keep their settings as `self.config`. A method never subclasses another method.
+    not depend on its strategy. Both keep their settings as `self.config`. A method of another package may subclass a
+    method of this package and inherits every member that it does not define. Methods of this package do not subclass
+    each other.
     """
 
     Config: ClassVar[type]  # a frozen dataclass; every field is a setting
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {}  # name -> {dotted setting: value}, a recipe or an `Override`
     OPTIMIZER: ClassVar[dict[str, Any]] = {}  # defaults of `optim.*` to which the rates of Config belong
-    # Defaults of `method.*` on imported features of videos and captions: CLIP's rates hardly change towers there. A
-    # search covers a tenth to ten times each rate
+    # Defaults of `method.*` on imported features of videos and captions, because learning rates for CLIP hardly change
+    # the towers there. A search covers 0.1 to 10 times each rate
     ON_FEATURES: ClassVar[dict[str, Any]] = {}
+    # Names of attributes outside `state_dict()` that later epochs of a task read: tensors, numbers, None or a
+    # VideoFeatureCache. Submodules may declare them, too. Their values may differ between workers, so several workers
+    # do not write mid-task checkpoints
+    EPOCH_STATE: ClassVar[tuple[str, ...]] = ()
 
     def begin_task(self, task: Task) -> None:
         """Prepare for `task`. No other member may add or remove parameters."""
 
     @neutral
     def param_groups(self) -> list[ParamGroup]:
-        """Return all parameters that the current task trains, each once; empty: it trains none."""
+        """Return all parameters that the current task trains, each once; an empty list if there are none."""
         return []
 
     def encode_video(self, frames: Tensor) -> Tensor:
@@ -80,7 +93,7 @@ class Method(Hooks):
         raise NotImplementedError(f"{type(self).__name__} must define encode_text(tokens, task).")
 
     def scale(self) -> Tensor:
-        """Return the factor exp(logit_scale) = 1 / temperature of the contrastive loss, a scalar; by default CLIP's."""
+        """Return exp(logit_scale) = 1 / temperature of the contrastive loss, a scalar; by default the value of CLIP."""
         clip: Any = getattr(self, "backbone", None)
         if clip is None:
             raise NotImplementedError(f"{type(self).__name__} must define scale(), or keep CLIP as self.backbone.")
@@ -89,7 +102,7 @@ class Method(Hooks):
 
     @neutral
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Return named, weighted scalars; the loop minimises their sum and logs each as `train/loss/NAME`.
+        """Return named, weighted scalars; the loop minimizes their sum and logs each as `train/loss/NAME`.
 
         Without gradients the call must not change the method: the loop only measures the loss.
         """
@@ -99,12 +112,12 @@ class Method(Hooks):
 
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:
-        """Return facts about the method under these settings; a strategy leaves out those of the wrapped retriever."""
+        """Return facts about the method under these settings; a strategy omits facts about the wrapped retriever."""
         return Capabilities()
 
-    wraps: ClassVar[bool] = False  # True for a strategy; needed before the settings can be read
-    domain: ClassVar[Literal["videos", "images", "questions"]] = "videos"  # of the streams that suit the method
-    # Rows `method:preset` that a sweep runs after its winner, unless the user names the baselines
+    wraps: ClassVar[bool] = False  # whether it is a strategy; read before the settings
+    domain: ClassVar[Literal["videos", "images", "questions"]] = "videos"  # kind of stream that it learns
+    # Rows `method:preset` that a sweep runs after its winner, unless the user sets the baselines
     controls: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
@@ -117,7 +130,7 @@ class Method(Hooks):
             base_config: settings of the retriever.
 
         Raises:
-            ValueError: with the reason and the setting to change.
+            ValueError: if it cannot; the message has the reason and the setting to change.
         """
 
     @cached_property
@@ -129,7 +142,7 @@ class Method(Hooks):
         """
         cls, base = type(self), getattr(self, "base", None)
         if "config" not in vars(self) and getattr(cls.capabilities, "__func__", None) is not _DEFAULT:
-            raise ValueError(f"{cls.__name__}: capabilities(config) needs the settings. Write self.config = config.")
+            raise ValueError(f"{cls.__name__}: capabilities(config) needs the settings. Set self.config = config.")
         inner = base.declared if cls.wraps and isinstance(base, Method) else None
         return capabilities_of(cls, vars(self).get("config"), inner)
 

@@ -2,7 +2,7 @@
 
 The lower bound of BMU-MoCo (Gao et al., NeurIPS 2022), section 3.3 "Cross-Modal MoCo", and the base of all
 its competitors. Per step: q, k -> loss (eq. 10-11) -> optimizer -> theta_m (eq. 8) -> enqueue k.
-Negatives come only from the queue, so the very first step, whose queue is empty, has loss 0.
+Negatives come only from the queue. In the first step the queue is empty, so the loss is 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class BaseMoCoConfig(MomentumConfig):
 
 
 class BaseMoCo(MomentumRetriever):
-    """CLIP trained against a queue of keys, without protection of former tasks."""
+    """CLIP trained against a queue of keys, without protection against forgetting."""
 
     Config = BaseMoCoConfig
     PRESETS = {"paper": PAPER, "paper-text": {**PAPER, "method.text_pool": "avg"}, "shapes": SHAPES}

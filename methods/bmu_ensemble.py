@@ -1,10 +1,11 @@
-"""BMU-MoCo-ensemble: the momentum encoders are added to the encoders once, after each task (a control).
+"""BMU-MoCo-ensemble: averages the encoders with their momentum encoders once, after each task (a control).
 
 Gao et al., NeurIPS 2022, section 4.4 and table 3: "adding the parameters of the momentum encoders at the
-end of each task". The paper gives no formula; this is a weighted mean of theta, theta_m and theta~_m, by
-default the plain one. During a task theta is not moved back: loss eq. 16-18, averages eq. 8 and 14.
+end of each task". The paper does not give a formula. Here it is a weighted mean of theta (encoders), theta_m and
+theta~_m (local and global momentum encoders), with equal weights by default. Within a task, eq. 12 and 13 are not
+applied; the loss is eq. 16-18, and the momentum updates are eq. 8 and 14.
 The row printed in table 3 equals row 3 of table 2 in every digit, so it may not be a separate measurement.
-With `evaluation.select=best` epochs are compared before the weights are averaged.
+With `evaluation.select=best`, epochs are compared before the weights are averaged.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class BMUEnsembleConfig(MomentumConfig):
     ensemble_weights: tuple[float, float, float] = setting(
         (1 / 3, 1 / 3, 1 / 3), doc="weights of theta, theta_m and theta~_m", unpublished=True, later=True
     )
-    method_start_task: int = setting(2, doc="first task of the method; earlier ones are Base-MoCo")
+    method_start_task: int = setting(2, doc="first task of the method; earlier tasks are Base-MoCo")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,9 +1,9 @@
 """BMU-MoCo-fixed: momentum encoders that do not change within a task (a control of BMU-MoCo).
 
-Gao et al., NeurIPS 2022, section 4.4 and table 3. theta_m holds the weights at the end of the previous task and eq. 8
-is off, so eq. 12 pulls theta back to it at every step, like weight decay towards the old weights: if every step adds
-the same g, the distance stays below m_hat / (1 - m_hat) |g|. Only the local encoders compute keys. Until
-`method_start_task` the model is Base-MoCo, as its row in table 3 implies.
+Gao et al., NeurIPS 2022, section 4.4 and table 3. theta_m keeps the weights at the end of the previous task, and eq. 8
+is not applied. So eq. 12 pulls theta toward theta_m in every step, like weight decay toward the old weights. If every
+step adds the same g, |theta - theta_m| remains below m_hat / (1 - m_hat) |g|. Only the local momentum encoders compute
+keys. Until `method_start_task` the model is Base-MoCo, as its row in table 3 implies.
 """
 
 from __future__ import annotations

@@ -12,12 +12,12 @@ Gao et al., "BMU-MoCo: Bidirectional Momentum Update for Continual Video-Languag
     7  theta~_m <- m theta~_m + (1 - m) theta                               eq. 14
     8  enqueue k and k~
 
-theta_m is initialised from theta at every task; theta~_m is initialised once and carried over. The paper calls
-4 and 6 "simultaneous" without an order; `order` offers all three readings.
-Table 2 is this class with `bmu`, `use_local` and `use_global`; preset `local` is table 1's "BMU-MoCo (local)", which
-needs no memory beyond Base-MoCo's. Along a constant gradient its speed is m_hat (1 - m) / (1 - m m_hat) of plain
-training (0.4975 at .99, .99). All rows of the tables share their first
-task, so until `method_start_task` the model is Base-MoCo (theta~_m and its queue are still updated).
+theta_m is initialized from theta at every task; theta~_m is initialized once and carried over. The paper calls
+4 and 6 "simultaneous" without an order; `order` selects one of the three readings.
+Table 2 is this class with `bmu`, `use_local` and `use_global`. Preset `local` is "BMU-MoCo (local)" of table 1, which
+needs only the memory of Base-MoCo. With a constant gradient, its weights move m_hat (1 - m) / (1 - m m_hat) times as
+fast as in plain training (0.4975 times with m = m_hat = 0.99). All rows of the tables share their first task, so until
+`method_start_task` the model is Base-MoCo (theta~_m and its queue are still updated).
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from ctvr.methods.settings import SettingError, setting
 class BMUMoCoConfig(ReviewConfig):
     """Settings, with ranges in search_spaces/."""
 
-    bmu: bool = setting(True, doc="bidirectional momentum update, eqs. 12 and 13")
-    use_local: bool = setting(True, doc="momentum encoders of the current task")
-    use_global: bool = setting(True, doc="momentum encoders of all tasks")
+    bmu: bool = setting(True, doc="whether to apply the bidirectional momentum update, eqs. 12 and 13")
+    use_local: bool = setting(True, doc="whether to use the momentum encoders of the current task")
+    use_global: bool = setting(True, doc="whether to use the momentum encoders of all tasks")
     method_start_task: int = setting(
         2,
-        doc="first task of the method; earlier ones are Base-MoCo, so all rows of table 1 share their first task",
+        doc="first task of the method; earlier tasks are Base-MoCo, so all rows of table 1 share their first task",
         paper="1",
     )
     order: Literal["enc_first", "mom_first", "simultaneous"] = setting(
@@ -55,7 +55,7 @@ class BMUMoCoConfig(ReviewConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (self.use_local or self.use_global):
-            raise SettingError("<use_local> and <use_global> are both false: no encoder makes keys", "Set one to true.")
+            raise SettingError("<use_local> and <use_global> are false, but one must compute keys", "Set one to true.")
 
 
 def _row(bmu: bool, local: bool, global_: bool) -> Override:
@@ -63,7 +63,7 @@ def _row(bmu: bool, local: bool, global_: bool) -> Override:
 
 
 class BMUMoCo(MomentumRetriever):
-    """Move the encoders towards both pairs of momentum encoders at every step."""
+    """Move the encoders toward both pairs of momentum encoders at every step."""
 
     Config = BMUMoCoConfig
     PRESETS = {

@@ -7,11 +7,11 @@ arXiv:2109.04290. Equation numbers are the paper's. All of CLIP is fine-tuned wi
     s_F, s_E, s_A   caption, its nouns, its verbs, by one text tower (layers/language/sentences.py)   (eq. 1)
     L = sum over the three of v2t + t2v, by cross-entropy or Dual Softmax (layers/losses/dual_softmax.py) (eqs. 11-18)
 
-A caption without nouns (or verbs) is left out of that matching. The search uses v_F and s_F alone: table 7's
-fusion row is the full model's, so only training needs the tagger. The authors published the Dual Softmax
-and no model; batch, epochs, temperature and the widths of the experts are not printed (`unpublished` in the config).
-The paper uses a trained tagger; this code uses rules (accuracy: layers/language/tagger.py). CAMoE is not a continual
-method: on a stream it is fine-tuned on one task after the other.
+A caption without nouns (verbs) is left out of the matching of nouns (verbs). The search uses only v_F and s_F, because
+the fusion row of table 7 equals the full model, so only training needs the tagger. The authors published code of the
+Dual Softmax only. Batch size, epochs, temperature and widths of the experts are not printed (`unpublished` in the
+config). The paper uses a trained tagger; this code uses rules (layers/language/tagger.py states their accuracy). CAMoE
+is not a continual method; on a stream it is fine-tuned on one task after the other.
 
 Shapes: B pairs, T frames, L tokens, d joint embedding, E = 3 experts.
 """
@@ -48,51 +48,51 @@ class CAMoEConfig:
     UNPUBLISHED = ("optim.epochs", "optim.warmup", "data.batch_size")
 
     sentences: Strategy = setting(
-        "muw", doc="rule that makes captions into sentences of entities and actions, table 5: muw, rkw or akwe"
+        "muw", doc="rule that turns a caption into an entity and an action sentence, table 5: muw, rkw or akwe"
     )
     mask_mode: MaskMode = setting(
         "attention",
-        doc="mask of muw; not published, since CLIP has no mask token; filler: the token id below",
+        doc="masking of words by muw; CLIP lacks a mask token. attention: masks attention; filler: replaces the words",
         unpublished=True,
     )
     filler: int = setting(0, doc="token id in place of a masked word")
-    auxiliaries: bool = setting(False, doc="`is` and `can` as verbs; the paper's example (fig. 2) leaves them out")
+    auxiliaries: bool = setting(False, doc="whether `is` and `can` are verbs; the paper's fig. 2 leaves them out")
     streams: Literal["parts", "whole"] = setting(
-        "parts", doc="sentences of the three experts; whole: MTAC of table 4, three matchings of one caption"
+        "parts", doc="texts of the experts. parts: caption, nouns, verbs; whole: the caption for all (MTAC, table 4)"
     )
 
     fusion: Scheme = setting("se", doc="weighting of frames for the sentence")
     entity: Scheme = setting("attention", doc="weighting of frames for the entities")
     action: Scheme = setting("attention", doc="weighting of frames for the actions")
     gate: Scheme = setting("se", doc="weighting of frames for the gate, AGG of eq. 10")
-    gates: Literal["single", "multi"] = setting("single", doc="one gate, or one for each of the three (table 4)")
+    gates: Literal["single", "multi"] = setting("single", doc="gates. single: of the sentence; multi: of all (table 4)")
     tasks: Literal["three", "sentence"] = setting(
-        "three", doc="three experts, or the single task of table 4 with experts and gate kept (not published)"
+        "three", doc="trained matchings; sentence: the single task of table 4, with all experts (not published)"
     )
-    num_frames: int = setting(16, doc="number of frames with weights in se and attention; videos may have fewer")
+    num_frames: int = setting(16, doc="maximum number of frames of a video, for which se and attention have weights")
     se_reduction: int = setting(
         2, doc="divisor of num_frames in the width of se's hidden layer; not published", unpublished=True
     )
     loss: Literal["cross_entropy", "dual_softmax"] = setting(
-        "cross_entropy", doc="contrastive loss: eqs. 11-12 or 15-16"
+        "cross_entropy", doc="contrastive loss: cross_entropy (eqs. 11-12) or dual_softmax (eqs. 15-16)"
     )
     temperature: float = setting(
         1000.0,
-        doc="temperature of the prior; not published, the default is the authors' code's",
+        doc="temperature of the dual-softmax prior; not published, the default is that of the authors' code",
         unpublished=True,
         part="loss",
     )
-    gain: Gain = setting("batch", doc="factor of the prior. batch: as in the code; one: as printed")
-    reduction: Reduction = setting("sum", doc="mean or sum of both directions; eq. 13: sum", part="loss")
+    gain: Gain = setting("batch", doc="factor of the prior. batch: the batch size, as in the code; one: 1, as printed")
+    reduction: Reduction = setting("sum", doc="mean or sum of both directions of the loss; eq. 13: sum", part="loss")
     mask_same_video: bool = setting(
-        False, doc="excludes other captions of the same video from the negatives", part="loss"
+        False, doc="whether to exclude other captions of the same video from the negatives", part="loss"
     )
     train_scale: bool = setting(
-        False, doc="training of l at CLIP's rate, within [1, 200]; the paper's l is \"the same as CLIP\""
+        False, doc='whether to train the factor l at the towers\' rate, within [1, 200]; paper: "the same as CLIP"'
     )
-    search_with: Stream = setting("sentence", doc="expert that ranks videos (table 7)")
-    revise: bool = setting(False, doc="Dual Softmax over all queries at test: transductive")
-    test_temperature: float = setting(1.0, doc="temperature of the prior at test, by the authors' advice")
+    search_with: Stream = setting("sentence", doc="expert whose feature ranks videos (table 7)")
+    revise: bool = setting(False, doc="whether to apply Dual Softmax over all queries at test time (transductive)")
+    test_temperature: float = setting(1.0, doc="temperature of the dual-softmax prior at test, as the authors advise")
 
     lr: float = setting(1e-7, doc="learning rate of both towers", part="recipe")
     lr_experts: float = setting(1e-4, doc="learning rate of experts and gate", part="recipe")
@@ -103,8 +103,8 @@ class CAMoEConfig:
         require(self, ">= 0", "lr", "lr_experts", "filler")
 
 
-# "Implementation Details": 16 frames, Adam; batch size, epochs and length of the warm-up are printed nowhere:
-# the tables' presets take CLIP4Clip's 128 and 5, with which the paper compares
+# The paper's "Implementation Details": 16 frames, Adam. Batch size, epochs and warm-up are not printed. Presets of
+# tables use batch size 128 and 5 epochs of CLIP4Clip, with which the paper compares
 ORIGINAL: dict[str, Any] = {"data.num_frames": 16, "optim.weight_decay": 0.0}
 
 
@@ -116,7 +116,7 @@ class FrameMean(nn.Module):
 
 
 class SqueezeExcitation(nn.Module):
-    """Eqs. 3-4: each frame is weighted by a score in (0, 1) that depends on the means of all frames."""
+    """Eqs. 3-4: (B, T, d) -> (B, d). The weight of a frame, in (0, 1), depends on the means of all frames."""
 
     def __init__(self, num_frames: int, reduction: int) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class SqueezeExcitation(nn.Module):
         self.ffn = nn.Sequential(nn.Linear(num_frames, hidden), nn.ReLU(), nn.Linear(hidden, num_frames))
 
     def scores(self, x: Tensor) -> Tensor:
-        """Score frames (B, T, d): (B, T). AV of eq. 3 is the mean over features: a score needs one number each."""
+        """Compute scores (B, T) of frames (B, T, d). AV of eq. 3 is read as the mean over d, one value per frame."""
         means = F.pad(x.mean(dim=-1), (0, self.num_frames - x.shape[1]))  # missing frames are zero
         return self.ffn(means).sigmoid()[:, : x.shape[1]]
 
@@ -134,9 +134,9 @@ class SqueezeExcitation(nn.Module):
 
 
 class FrameAttention(nn.Module):
-    """Eqs. 5-6: frames with positions attend to each other, one head; their mean over frames is the video.
+    """Eqs. 5-6: single-head attention among frames with positions, then the mean over frames: (B, T, d) -> (B, d).
 
-    The mean is ours: eq. 6 ends with one feature for each frame.
+    The mean is our choice, since eq. 6 ends with one feature for each frame.
     """
 
     def __init__(self, width: int, num_frames: int) -> None:
@@ -151,9 +151,9 @@ class FrameAttention(nn.Module):
 
 
 class Gate(nn.Module):
-    """Eq. 10: weights (B, E) of the experts, which sum to 1. W_p is not specified and starts at zero: equal weights."""
+    """Eq. 10: weights (B, E) of the experts, which sum to 1. W_p starts at zero (our choice), for equal weights."""
 
-    used: Tensor | None = None  # (B, E) of the last training videos
+    used: Tensor | None = None  # (B, E) weights for the last training videos
 
     def __init__(self, aggregate: nn.Module, width: int) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ class CAMoE(Method):
         "paper": ORIGINAL,
         "original": ORIGINAL,
         "dsl": Override({"method.loss": "dual_softmax", "method.revise": True}),  # CAMoE+DSL of table 1; transductive
-        "dsl-loss": Override({"method.loss": "dual_softmax"}),  # its training alone
+        "dsl-loss": Override({"method.loss": "dual_softmax"}),  # only the training of CAMoE+DSL
         "single-task": Override({"method.tasks": "sentence"}),  # table 4
         "mtac": Override({"method.streams": "whole"}),
         "multi-gate": Override({"method.gates": "multi"}),
@@ -188,7 +188,7 @@ class CAMoE(Method):
         },
         "entity": Override({"method.search_with": "entity"}),  # table 7
         "action": Override({"method.search_with": "action"}),
-        # With optim.lr_scale=50, as clip4clip's
+        # With optim.lr_scale=50, as for clip4clip
         "shapes": {"method.lr": 4e-6, "method.lr_experts": 2e-5, "method.num_frames": 8},
     }
 
@@ -196,7 +196,7 @@ class CAMoE(Method):
     def capabilities(cls, config: CAMoEConfig) -> Capabilities:
         return Capabilities(
             uses_all_parameters=True,
-            uses_in_batch_negatives=False,  # its own three losses
+            uses_in_batch_negatives=False,  # the method has its own three losses
             rewrites_captions=(config.sentences, config.streams, config.tasks) == ("rkw", "parts", "three"),
             is_transductive=config.revise,
             normalizes_scores=config.revise,
@@ -238,7 +238,7 @@ class CAMoE(Method):
     # ------------------------------------------------------------------------------------------ video
 
     def views(self, frames: Tensor) -> dict[str, Tensor]:
-        """Compute v_F, v_E and v_A (B, d), not normalised, of frames (B, T, 3, H, W); eqs. 7-9.
+        """Compute v_F, v_E and v_A (B, d), not normalized, of frames (B, T, 3, H, W); eqs. 7-9.
 
         Raises:
             ValueError: if videos have more frames than `num_frames`.
@@ -256,7 +256,10 @@ class CAMoE(Method):
         return self.backbone.vision(frames).float()
 
     def mix(self, x: Tensor, experts: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Mix x (B, T, d) and e_F, e_E, e_A (B, d) into v_F, v_E, v_A; each of these that has a gate is a mixture."""
+        """Compute v_F, v_E and v_A (B, d) from frame features x (B, T, d) and the experts' e_F, e_E and e_A (B, d).
+
+        With a gate, v is the weighted sum of all experts; without one, it is the expert's own e.
+        """
         stacked = torch.stack([experts[name] for name in STREAMS], dim=1)  # (B, E, d)
         gated = {name: (gate(x)[..., None] * stacked).sum(dim=1) for name, gate in self.gates.items()}
         return {**experts, **gated}
@@ -276,14 +279,14 @@ class CAMoE(Method):
         return l2_normalize(self.backbone.text(tokens))
 
     def _parts(self, tokens: Tensor, words: Tensor) -> Tensor:
-        """Compute features (B, d) of the words that are marked (B, L) in captions (B, L)."""
+        """Compute unit features (B, d) of the words that the mask `words` (B, L) selects in captions (B, L)."""
         return l2_normalize(self._encode_part(self.backbone.text, tokens, words))
 
     def separable_encoders(self) -> SeparableEncoders | str:
         return SeparableEncoders(self, ("_frames", "_sentences", "_parts"))
 
     def texts(self, tokens: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Compute unit features s_k (B, d), eq. 1, and the mask (B,), bool on the CPU, of captions with a part k."""
+        """Compute unit features s_k (B, d), eq. 1, and a mask (B,), bool on the CPU, of captions that have part k."""
         whole = self._sentences(tokens)
         everyone = torch.ones(len(tokens), dtype=torch.bool, device="cpu")
         if self.config.tasks == "sentence":
@@ -301,14 +304,14 @@ class CAMoE(Method):
     # ------------------------------------------------------------------------------------------- loss
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Compute one term for each matching, the summands of eq. 13."""
+        """Return one loss, a scalar, for each matching; eq. 13 is their sum."""
         views, texts = self.views(batch.frames), self.texts(batch.tokens)
         videos = gather(batch.video_ids)
         self._share = world_size() / len(videos)  # weight of a row in a mean over workers with different row counts
         terms = {}
         for name, (text, has_part) in texts.items():
             queries, gallery = gather(text), gather(l2_normalize(views[name]))
-            kept = to_device(gather(has_part.long()).nonzero()[:, 0], queries.device)  # on the CPU: no wait
+            kept = to_device(gather(has_part.long()).nonzero()[:, 0], queries.device)  # on the CPU, to avoid a GPU wait
             with torch.autocast(queries.device.type, enabled=False):
                 logits = self.scale().float() * queries[kept] @ gallery[kept].mT
                 terms[name] = self._matching(logits, videos[kept])
@@ -332,12 +335,12 @@ class CAMoE(Method):
         return found
 
     def normalize_scores(self, scores: Tensor) -> Tensor:
-        return self._revised(scores, dim=0)
+        return self._revise(scores, dim=0)
 
     def normalize_scores_v2t(self, scores: Tensor) -> Tensor:
-        return self._revised(scores, dim=1)
+        return self._revise(scores, dim=1)
 
-    def _revised(self, scores: Tensor, dim: int) -> Tensor:
+    def _revise(self, scores: Tensor, dim: int) -> Tensor:
         if not self.config.revise:
             return scores
         return revise(self.scale().item() * scores, self.config.test_temperature, dim)

@@ -13,48 +13,50 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 class Capabilities:
     """Facts that `Method.capabilities(config)` returns; the defaults suit a retriever that needs nothing special.
 
-    A run reads them before its first task. A setting that matters in later tasks only is therefore not read here:
-    trials that differ in it train the first task once.
+    A run reads them before its first task. They must not depend on a setting that matters in later tasks only, so that
+    trials that differ in this setting train the first task once.
     """
 
     # Backbone and frames
     backbone_agnostic: bool = False  # calls its towers through `forward` and seams only: any backbone fits
-    # Learns on vectors that another model computed (backbone/vectors.py). None: a strategy does, and a retriever if it
-    # is `backbone_agnostic`
+    # Learns on vectors that another model computed (backbone/vectors.py). None: true for a strategy, and for a
+    # retriever that is `backbone_agnostic`
     fits_vectors: bool | None = None
-    needs_umt: bool = False  # accepts the towers of UMT, and needs no CLIP
+    needs_umt: bool = False  # accepts the towers of UMT, and does not need CLIP
     required_num_frames: int | None = None  # frames that every video must have; None: any number
     masks_missing_frames: bool = False  # leaves out frames of zeros at the end of a short video
     # Training
     trains_on: Literal["task", "seen"] = "task"  # pairs of the current task, or of all tasks so far
     joins_tasks: bool = False  # a retriever with parameters for each task trains them together if `is_joint`
-    uses_all_parameters: bool = False  # each step gives every weight of `param_groups` a gradient (not: chosen experts)
-    uses_in_batch_negatives: bool = True  # the loss `contrastive` compares the pairs of one batch and no others
-    learns_in_end_task: bool | None = None  # without gradients; None: a retriever that trains no `param_groups` does
+    uses_all_parameters: bool = False  # each step gives every weight of `param_groups` a gradient; false for routing
+    uses_in_batch_negatives: bool = True  # the loss `contrastive` compares only the pairs of one batch
+    # Learns without gradients in `prepare_task` or `end_task`. None: true for a retriever that overrides one of these
+    # and does not override `param_groups`
+    learns_in_end_task: bool | None = None
     has_epoch_state: bool = False  # keeps more than `state_dict()` from one epoch of a task to the next
     # How `optim.accumulation_steps` joins batches. features: `losses` reads frames and tokens only through
-    # `separable_encoders`; pairs: the loss is a mean over independent pairs; None: features where `losses` and
-    # `logits` are the defaults, otherwise accumulation is refused
+    # `separable_encoders`; pairs: the loss is a mean over independent pairs. None: features if neither `losses` nor
+    # `logits` is overridden, otherwise accumulation is refused
     accumulation: Literal["features", "pairs"] | None = None
     # Captions
     task_conditioned_text: bool = False  # encodes a caption once for each task whose videos it searches
     attends_to_padding: bool = False  # a caption's feature depends on the length to which it is padded
-    rewrites_captions: bool = False  # the text tower reads other tokens in a step than those of the batch's captions
+    rewrites_captions: bool = False  # in training, the text tower reads tokens other than those of the captions
     text_is_frozen: bool = False  # `encode_text` depends on the caption only, in every task
-    several_text_vectors: bool = False  # a caption's feature is several vectors, such as those of its words
+    several_text_vectors: bool = False  # a caption's feature is several vectors, such as one for each word
     compensates_age: bool = False  # encodes a caption differently for videos that an older model has stored
     # Videos
     videos_are_frozen: bool = False  # `encode_video` depends on the video only, in every task
     # Evaluation
-    reencodes_gallery: bool = False  # encodes former tasks' videos again: breaks the protocol on purpose
+    reencodes_gallery: bool = False  # encodes videos of earlier tasks again, which the protocol forbids
     is_transductive: bool = False  # the ranks of a query depend on other queries; tables mark it
-    normalizes_scores: bool | None = None  # None: if `normalize_scores` or `normalize_scores_v2t` is overridden
-    score_caveat: str = ""  # why `score` is not a final similarity, and the remedy; empty: it is
+    normalizes_scores: bool | None = None  # None: true if `normalize_scores` or its `_v2t` is overridden
+    score_caveat: str = ""  # why `score` is not a final similarity, and the remedy; empty if it is
 
     def wrapping(self, base: Capabilities) -> Capabilities:
         """Combine the facts of a strategy with those of the retriever that it wraps.
 
-        A joint training of all tasks leaves parameters of a task without a gradient where a batch lacks the task.
+        If all tasks are trained together, a batch without pairs of a task does not give gradients to its parameters.
         """
         is_joint = self.trains_on == "seen" and base.task_conditioned_text
         return replace(
@@ -82,7 +84,7 @@ class Capabilities:
 
 
 def neutral(function: _Function) -> _Function:
-    """Mark a default hook, or one that only calls the same hook of the wrapped retriever, as of no effect."""
+    """Mark a hook as having no effect: a default, or one that only calls the same hook of the wrapped retriever."""
     function.is_neutral = True  # type: ignore[attr-defined]
     return function
 
@@ -92,8 +94,14 @@ def is_overridden(cls: type, *names: str) -> bool:
     return not all(getattr(getattr(cls, name), "is_neutral", False) for name in names)
 
 
+def overrides(method: Any, name: str) -> bool:
+    """Return whether a method, or a retriever that it wraps, replaces a hook by one that is not `neutral`."""
+    inner = getattr(method, "base", None) if type(method).wraps else None
+    return is_overridden(type(method), name) or (inner is not None and overrides(inner, name))
+
+
 def capabilities_of(cls: Any, config: Any, base: Capabilities | None = None) -> Capabilities:
-    """Return the facts about a method under its settings; a None is replaced by what overridden hooks imply.
+    """Return the facts about a method under its settings; each None is replaced according to the overridden hooks.
 
     Args:
         cls: subclass of `Method`, a retriever or a strategy.
@@ -106,7 +114,7 @@ def capabilities_of(cls: Any, config: Any, base: Capabilities | None = None) -> 
     if own.accumulation is None and not is_overridden(cls, "losses", "logits"):
         own = replace(own, accumulation="features")
     if own.learns_in_end_task is None and not cls.wraps and not is_overridden(cls, "param_groups"):
-        own = replace(own, learns_in_end_task=is_overridden(cls, "end_task"))
+        own = replace(own, learns_in_end_task=is_overridden(cls, "prepare_task", "end_task"))
     if own.fits_vectors is None:
         own = replace(own, fits_vectors=cls.wraps or own.backbone_agnostic)
     whole = own if base is None else own.wrapping(base)

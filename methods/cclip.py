@@ -1,4 +1,4 @@
-"""C-CLIP: low-rank adapters merged at half strength after every task, and a contrastive loss to the former model.
+"""C-CLIP: low-rank adapters, merged at half strength after every task, and a contrastive loss to the previous model.
 
 Liu, Zhu, Wei, Tian, "C-CLIP: Multimodal Continual Learning for Vision-Language Model", ICLR 2025. For a batch with
 pooled features v of videos and c of captions, h the projector and * the model before the task:
@@ -13,13 +13,13 @@ KoyoImai/C-CLIP and ryder2003/C-CLIP_DynamicRank, and of summaries. Our reading,
 
 - Eq. 5 stacks images and captions as rows (three of five sources). `rows="joined"` concatenates their features instead.
 - The projector is two layers without batch normalization, whose statistics would differ between workers.
-- The token embedding learns: the paper's table 6 prints 29.1 M trained parameters, adapters and embedding have 29.2 M.
-  It does not decay: words that a task lacks have no gradient, and decay alone would move every caption.
+- The token embedding is trained, since the paper's table 6 prints 29.1 M trained parameters, and adapters and embedding
+  have 29.2 M. It is exempt from weight decay, which would also change the embeddings of words that a task lacks.
 - An evaluation before the end of a task (`evaluation.select=best`) applies the adapters at the strength of the merge,
-- as in the model that is stored.
+  as in the model that is stored.
 
-The paper encodes all images again after each task. Here stored videos stay, and nothing forces h to be the identity:
-only small steps and the half merge preserve old videos.
+The paper encodes all images again after each task. Here stored features of videos are kept, and h need not be the
+identity, so only small steps and the half merge keep captions close to old videos.
 
 Shapes: B pairs, T frames, L text length, d joint embedding.
 """
@@ -91,26 +91,27 @@ class CCLIPConfig(ScaleConfig):
 
     lr: float = setting(3e-5, doc="learning rate of the vision tower's adapters", part="recipe")
     lr_text: float = setting(
-        3e-4, doc="learning rate of the text tower's adapters, the projector and trained parts", part="recipe"
+        3e-4, doc="learning rate of the text tower's adapters, the projector and the parts `trained`", part="recipe"
     )
     rank: int = setting(16, doc="rank r of the adapters")
     alpha: float = setting(32.0, doc="numerator of the adapters' factor alpha / r")
-    dropout: float = setting(0.1, doc="dropout of the adapters' inputs")
+    dropout: float = setting(0.1, doc="dropout rate of the adapters' inputs")
     places: tuple[Place, ...] = setting(
-        ("q", "v", "out", "fc", "proj"), doc="adapted projections of every block, of q, k, v, out, fc and proj"
+        ("q", "v", "out", "fc", "proj"),
+        doc="projections with adapters in every block, a selection of q, k, v, out, fc and proj",
     )
-    merge: float = setting(0.5, doc="strength at which adapters are merged after a task, eq. 2; 1: in full")
+    merge: float = setting(0.5, doc="factor by which adapters are merged after a task, eq. 2; 1: in full")
     weight: float = setting(1.0, doc="weight of the consolidation loss", later=True, part="loss")
     temperature: float = setting(0.07, doc="temperature T of eq. 5", unpublished=True, later=True, part="loss")
     rows: Rows = setting(
         "stacked",
-        doc="rows of eq. 5. stacked: images, then captions; joined: one for each pair, both features in a row",
+        doc="rows of eq. 5. stacked: images, then captions; joined: one row per pair, with both features concatenated",
         unpublished=True,
         later=True,
     )
     projector: Literal["mlp", "linear"] = setting(
         "mlp",
-        doc="projector h. mlp: two layers, d-2d-d, with ReLU; linear: one layer that begins as the identity",
+        doc="projector h. mlp: two layers, d-2d-d, with ReLU; linear: one layer that starts as the identity",
         unpublished=True,
     )
     trained: tuple[str, ...] = setting(
@@ -122,20 +123,20 @@ class CCLIPConfig(ScaleConfig):
         require(self, ">= 0", "lr", "lr_text", "weight", hint="Use 0 to leave it out.")
         require(self, ">= 1", "rank", hint="The paper uses 16.")
         if not self.places:
-            raise SettingError("<places> is empty", "Name some of q, k, v, out, fc and proj.")
+            raise SettingError("<places> is empty", "Use some of q, k, v, out, fc and proj.")
         require(self, "in [0, 1)", "dropout", hint="Use 0 for none.")
         require(self, "in [0, 1]", "merge", hint="Use 1 to merge in full.")
-        require(self, "> 0", "temperature", hint="The paper's code is said to use 0.07.")
+        require(self, "> 0", "temperature", hint="The re-implementations use 0.07.")
 
 
 def consolidation(
     new: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor], temperature: float, rows: Rows = "stacked"
 ) -> Tensor:
-    """Compute L_CKC, eq. 5: symmetric InfoNCE between projected new features and former ones, row i with row i.
+    """Compute L_CKC, eq. 5, a scalar: symmetric InfoNCE in which row i of the new features matches row i of the old.
 
     Args:
-        new: h(v) and h(c), (B, d) each, not normalised.
-        old: v* and c*, (B, d) each, not normalised.
+        new: h(v) and h(c), (B, d) each, not normalized.
+        old: v* and c*, (B, d) each, not normalized.
         temperature: T.
         rows: `stacked`: 2B unit rows of width d; `joined`: B unit rows of width 2d.
     """
@@ -145,7 +146,7 @@ def consolidation(
 
 
 class CCLIP(Method):
-    """CLIP that learns each task by adapters and merges them into its weights at half strength."""
+    """CLIP that learns each task with adapters, which are then merged into its weights by the factor `merge`."""
 
     Config = CCLIPConfig
     ON_FEATURES = {"method.lr": 3e-3, "method.lr_text": 3e-3}
@@ -154,7 +155,7 @@ class CCLIP(Method):
         "joined": Override({"method.rows": "joined"}),
         "shapes": {"method.lr": 2e-5, "method.lr_text": 2e-5},  # with optim.lr_scale=50: 1e-3, for the small backbone
     }
-    learned: Tensor  # () int64: tasks that are merged into the weights
+    learned: Tensor  # () int64: number of tasks whose adapters are merged into the weights
 
     @classmethod
     def capabilities(cls, config: CCLIPConfig) -> Capabilities:
@@ -163,7 +164,7 @@ class CCLIP(Method):
     def __init__(self, config: CCLIPConfig, backbone: Clip) -> None:
         super().__init__()
         self.config, self.backbone = config, backbone
-        has_words = hasattr(backbone.text, "token_embedding")  # not if the captions are vectors
+        has_words = hasattr(backbone.text, "token_embedding")  # False if captions are imported vectors
         self.trained = [part for part in config.trained if has_words or part != "text.token_embedding"]
         set_scale(backbone, config)
         low_rank = (config.places, config.rank, config.alpha, config.dropout)
@@ -175,16 +176,16 @@ class CCLIP(Method):
     # --------------------------------------------------------------------------------------- tasks
 
     def begin_task(self, task: Task) -> None:
-        """Start new adapters; the former model is CLIP's towers as the last merge left them."""
+        """Start new adapters; the teacher is a copy of CLIP's towers after the last merge."""
         for tower in (self.vision, self.text):
             tower.reset()
-        # A joint training starts from CLIP again: it has no former model
+        # A joint training starts from CLIP again, so it lacks a previous model
         is_tied = task.index > 0 and self.config.weight > 0 and int(self.learned) > 0
         self.teacher = Frozen(self.backbone) if is_tied else None
 
     @torch.no_grad()
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
-        """Merge the adapters, eq. 2."""
+        """Merge the adapters into CLIP's weights, eq. 2."""
         for own, tower in ((self.vision, self.backbone.vision), (self.text, self.backbone.text)):
             own.merge_into(tower, self.config.merge)
             for block in own.adapters():
@@ -211,15 +212,15 @@ class CCLIP(Method):
     # ------------------------------------------------------------------------------------ encoding
 
     def _seams(self, adapters: TowerLoRA) -> Seams:
-        """Build the adapters' seams: in full while they learn, otherwise as strong as the merge will leave them."""
+        """Build hooks (seams) that apply the adapters: in full while training, otherwise by the factor `merge`."""
         return adapters.seams(1.0 if self.training else self.config.merge)
 
     def pooled_video(self, frames: Tensor) -> Tensor:
-        """Compute means of frame features, (B, T, 3, H, W) -> (B, d), not normalised."""
+        """Compute means of frame features, (B, T, 3, H, W) -> (B, d), not normalized."""
         return _mean(self.backbone, frames, self._seams(self.vision))
 
     def pooled_text(self, tokens: Tensor) -> Tensor:
-        """Compute features of captions, (B, L) -> (B, d), not normalised."""
+        """Compute features of captions, (B, L) -> (B, d), not normalized."""
         return self.backbone.text(tokens, self._seams(self.text)).float()
 
     def encode_video(self, frames: Tensor) -> Tensor:
@@ -235,17 +236,17 @@ class CCLIP(Method):
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         videos, texts = gather(self.pooled_video(batch.frames)), gather(self.pooled_text(batch.tokens))
-        former = self._former(batch)
+        old = self._encode_by_teacher(batch)
         with torch.autocast(videos.device.type, enabled=False):
             cosines = l2_normalize(texts) @ l2_normalize(videos).mT
             terms = {"contrastive": contrastive(self.scale().float() * cosines)}  # eq. 6
-            if former is not None:
+            if old is not None:
                 new = self.projector(videos), self.projector(texts)
-                tie = consolidation(new, former, self.config.temperature, self.config.rows)  # eq. 5
+                tie = consolidation(new, old, self.config.temperature, self.config.rows)  # eq. 5
                 terms["ckc"] = self.config.weight * tie
         return terms
 
-    def _former(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
+    def _encode_by_teacher(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
         """Compute v* and c* of the global batch, without a graph; None in the first task."""
         if self.teacher is None:
             return None

@@ -1,12 +1,12 @@
 """CLIP4Clip: all of CLIP fine-tuned on one task after the other.
 
 Luo et al., "CLIP4Clip: An Empirical Study of CLIP for End to End Video Clip Retrieval",
-arXiv:2104.08860, sections 3.2 (similarity headers) and 3.3 (loss); in CTVR (arXiv:2503.10111) with mean pooling the
-plain sequential baseline. What CTVR changed: frames are averaged without normalising each, and the batch is small.
-Its learning rate is not published: 1e-6 is the default of CTVR's released configuration.
+arXiv:2104.08860, sections 3.2 (similarity headers) and 3.3 (loss). With mean pooling it is the plain sequential
+baseline of CTVR (arXiv:2503.10111). CTVR averages frames without normalizing each, and uses a small batch. CTVR does
+not publish the learning rate; 1e-6 is the default of its released configuration.
 
-The header tightTransf is omitted: it scores every caption with every video by its own transformer, so that no
-feature of a video can be stored and searched.
+The header tightTransf is omitted. It scores every pair by a transformer, so features of videos cannot be stored and
+searched.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ctvr.methods.layers.sequence_headers import FrameLSTM, FrameTransformer
 from ctvr.methods.layers.temperature import ScaleConfig, bound_scale, set_scale
 from ctvr.methods.settings import SettingError, group, require, setting
 
-# The command of MSR-VTT; with the change seqLSTM or seqTransf that of the other two headers
+# The authors' command for MSR-VTT; presets `seqLSTM` and `seqTransf` change it to the commands of the other headers
 ORIGINAL = Recipe(
     "ArrowLuo/CLIP4Clip@508ffa3",
     {
@@ -81,7 +81,7 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class Clip4ClipConfig(ScaleConfig):
-    """Settings, searched by search_spaces/clip4clip.py."""
+    """Settings, with ranges in search_spaces/."""
 
     UNPUBLISHED = ("optim.weight_decay", "optim.warmup")
 
@@ -89,23 +89,25 @@ class Clip4ClipConfig(ScaleConfig):
     sim_header: Literal["meanP", "seqLSTM", "seqTransf"] = setting(
         "meanP", doc="module that processes frames before their mean"
     )
-    sim_layers: int = setting(4, doc="blocks of seqTransf, at most the depth of CLIP's text tower")
+    sim_layers: int = setting(4, doc="number of blocks of seqTransf, at most the depth of CLIP's text tower")
     lr_head: float = setting(
         1e-4, doc="learning rate of seqLSTM and seqTransf; the default is CLIP4Clip's for new modules", part="recipe"
     )
     frame_norm: Literal["none", "l2"] = setting("none", doc="normalization of each frame's feature before the mean")
     loss_reduction: Literal["mean", "sum"] = setting(
-        "mean", doc="mean or sum of the contrastive loss's two directions", part="loss"
+        "mean", doc="mean or sum of the two directions of the contrastive loss", part="loss"
     )
     mask_same_video: bool = setting(
-        False, doc="excludes other captions of the same video from the negatives", part="loss"
+        False, doc="whether to exclude other captions of the same video from the negatives", part="loss"
     )
     reducer: ReducerConfig = group(
         REDUCERS, "none", doc="token reduction in the vision tower; its new weights learn at lr_head"
     )
-    sim_eps: float | None = setting(None, doc="epsilon of seqTransf's LayerNorms; none: 1e-5, as in CLIP's text tower")
+    sim_eps: float | None = setting(
+        None, doc="epsilon of seqTransf's LayerNorms; if none, 1e-5 as in CLIP's text tower"
+    )
     mask_missing: bool = setting(
-        False, doc="mask of all-zero frames at a video's end, as data.sampling=one_per_second makes them"
+        False, doc="whether to mask all-zero frames at the end of a video, which data.sampling=one_per_second adds"
     )
     frozen: tuple[str, ...] = setting((), doc="frozen parts of CLIP, such as vision.conv1 or text.blocks.0")
 
@@ -123,7 +125,7 @@ class Clip4ClipConfig(ScaleConfig):
 
 
 class Clip4Clip(Method):
-    """CLIP with averaged frames, optionally after attention among them; fully fine-tuned."""
+    """CLIP with averaged frame features, optionally after an LSTM or attention among frames; fully fine-tuned."""
 
     Config = Clip4ClipConfig
     ON_FEATURES = {"method.lr": 1e-3, "method.lr_head": 1e-3}

@@ -2,16 +2,16 @@
 
 Xue et al., "CLIP-ViP: Adapting Pre-trained Image-Text Model to Video-Language Alignment", arXiv:2209.06430
 (ICLR 2023), section 3.3. Here it is fine-tuned on one task after the other, as in CTVR (arXiv:2503.10111, table 1).
-Its weights after pre-training on HD-VILA are not used, so the paper's own numbers cannot be reached.
+Its weights after pre-training on HD-VILA are not used, so the paper's results cannot be reached.
 
-    globals  = class token and P proxies, all at the position of the class token, without time
-    patches  = those of frame t, at their positions, plus a time embedding tau_t (zero at first)
-    in every block, by CLIP's own weights:  a global attends to everything;
+    globals  = class token and P proxies, all at the position of the class token, without a time embedding
+    patches  = patches of frame t, at their positions, plus a time embedding tau_t, which starts at zero
+    in every block, with CLIP's weights:  a global token attends to all tokens;
     a patch attends to the globals and to the patches of its own frame
     v = the class token after the last block
 
-Both released codes draw proxies from N(0, 1), some 28 times as long as a class token of CLIP, and CTVR
-has no post-pre-training to correct that; `proxy_init=copy_cls` starts close to CLIP instead.
+Both released codes draw proxies from N(0, 1), with about 28 times the norm of CLIP's class token, and CTVR lacks the
+post-pre-training that would correct it. With `proxy_init=copy_cls` the model starts close to CLIP.
 
 Shapes: B videos, T frames, N patches of a frame, G globals (1 + P), D width, H heads, d joint embedding.
 """
@@ -82,21 +82,23 @@ class CLIPViPConfig(ScaleConfig):
     lr: float = setting(1e-6, doc="learning rate of all weights", unpublished=True, part="recipe")
     num_proxies: int = setting(
         4,
-        doc='video proxies in addition to the class token. CTVR writes "4 video proxies" and its code adds '
-        "4; the original adds 3 (4 with the class token). Both print as 151.29 M parameters",
+        doc='number of video proxies in addition to the class token. CTVR writes "4 video proxies" and its code adds '
+        "4; the original adds 3 (4 with the class token). Both counts give 151.29 M parameters after rounding",
     )
-    num_frames: int = setting(12, doc="frames of a video")
+    num_frames: int = setting(12, doc="number of frames of a video")
     temporal_size: int | None = setting(
-        None, doc="time embeddings, interpolated to the frames; none: one for each frame (CTVR)"
+        None, doc="number of time embeddings, interpolated to the frames; if none, one for each frame (CTVR)"
     )
     proxy_init: Literal["normal", "copy_cls", "zeros"] = setting(
         "normal", doc="initialization of the video proxies", unpublished=True
     )
     loss_reduction: Literal["mean", "sum"] = setting(
-        "mean", doc="mean or sum of both directions; the released codes: sum", part="loss"
+        "mean", doc="mean or sum of both directions of the loss; both released codes use the sum", part="loss"
     )
     lr_scale: float | None = setting(
-        None, doc="learning rate of logit_scale; none: lr. CLIP-ViP on DiDeMo with ViT-B/16: 1e-5", part="recipe"
+        None,
+        doc="learning rate of logit_scale; if none, that is lr. CLIP-ViP uses 1e-5 on DiDeMo with ViT-B/16",
+        part="recipe",
     )
 
     def __post_init__(self) -> None:
@@ -108,17 +110,22 @@ class CLIPViPConfig(ScaleConfig):
 
 
 def between(size: int, num_frames: int, device: torch.device) -> Tensor:
-    """Build linear interpolation as a matrix (T, S): rows of S time embeddings -> T, as in `F.interpolate`.
+    """Return the matrix (T, S) that interpolates S time embeddings linearly to T frames, as `F.interpolate` does.
 
-    A product, since the backward pass of `F.interpolate` adds in no fixed order on CUDA. The ends are not aligned:
-    frame t lies at (t + 1/2) S / T - 1/2, and positions outside the embeddings take the nearest of them.
+    A matrix product is used because the backward pass of `F.interpolate` adds in a varying order on CUDA. The ends are
+    not aligned: frame t has position (t + 1/2) S / T - 1/2, and a position outside takes the nearest embedding.
+
+    Args:
+        size: S.
+        num_frames: T.
+        device: device of the matrix.
     """
     place = (torch.arange(num_frames, device=device) + 0.5) * (size / num_frames) - 0.5
     return (1 - (place.clamp(0, size - 1)[:, None] - torch.arange(size, device=device)).abs()).clamp(min=0)
 
 
 class VideoProxies(nn.Module):
-    """The additions to the image tower, and the resulting video tower."""
+    """Proxies and time embeddings, which turn an image tower into a video tower."""
 
     def __init__(self, tower: VisionTower, config: CLIPViPConfig) -> None:
         super().__init__()
@@ -132,14 +139,14 @@ class VideoProxies(nn.Module):
         self.time = nn.Parameter(torch.zeros(1, config.temporal_size or config.num_frames, tower.width))  # tau
 
     def time_embedding(self, num_frames: int) -> Tensor:
-        """Return tau (1, T, D), linearly interpolated if T is not its own length."""
+        """Return tau (1, T, D), linearly interpolated if T differs from the number of embeddings."""
         if num_frames == self.time.shape[1]:
             return self.time
         with torch.autocast(self.time.device.type, enabled=False):
             return between(self.time.shape[1], num_frames, self.time.device) @ self.time
 
     def forward(self, tower: VisionTower, frames: Tensor) -> Tensor:
-        """Embed each video: (B, T, 3, H, W) -> (B, d), not normalised."""
+        """Embed each video: (B, T, 3, H, W) -> (B, d), not normalized."""
         num_frames = frames.shape[1]
         x = self._embed(tower, frames)
         state = record(TokenState(len(frames), num_frames, classes=1, protected=1 + len(self.proxies)))
@@ -149,7 +156,7 @@ class VideoProxies(nn.Module):
         return tower.read(x[:, 0])
 
     def _embed(self, tower: Any, frames: Tensor) -> Tensor:
-        """Embed tokens (B, G + T*N, D) after the first LayerNorm: globals first, then frame after frame."""
+        """Return tokens (B, G + T*N, D) of videos after `ln_pre`: globals first, then frame after frame."""
         batch, num_frames = frames.shape[:2]
         patches = tower.conv1(frames.flatten(0, 1)).flatten(2).mT  # (B*T, N, D)
         place = tower.positional_embedding.to(patches.dtype)
@@ -163,12 +170,12 @@ class VideoProxies(nn.Module):
         return block_of_video(block, 1 + len(self.proxies), num_frames, x, state)
 
     def attend(self, attention: Attention, y: Tensor, num_frames: int, state: TokenState) -> Tensor:
-        """Attend (B, G + T*N, D) -> the same shape: two softmaxes, one set of weights."""
+        """Attend among tokens (B, G + T*N, D) -> same shape: one softmax for globals and one for patches."""
         return attend(attention, y, 1 + len(self.proxies), num_frames, state)
 
 
 class CLIPViP(Method):
-    """CLIP with video proxies, all of it trained."""
+    """CLIP with video proxies; all weights are trained."""
 
     Config = CLIPViPConfig
     PRESETS = {

@@ -1,25 +1,25 @@
-"""Co2L: uses pairs of former tasks as negatives, and distils the relations between pairs.
+"""Co2L: uses pairs of earlier tasks as negatives, and distills the relations between pairs.
 
 Cha et al., "Co2L: Contrastive Continual Learning", arXiv:2106.14413, sections 4.1 (asymmetric loss) and 4.2
-(instance-wise relation distillation), over any retriever; methods/co2l_moco.py is the form compared in BMU-MoCo's
+(instance-wise relation distillation), over any retriever; methods/co2l_moco.py is the variant compared in BMU-MoCo's
 paper. With B pairs of the batch and M of the memory, S the retriever's similarity, s its factor:
 
-    L_asym = (L_t2v + L_v2t) / 2 of the B pairs, where every caption is also pushed from the M videos and every
+    L_asym = (L_t2v + L_v2t) / 2 of the B pairs, where every caption is also pushed away from the M videos and every
              video from the M captions; memory pairs are never anchors
     L = L_asym + weight L_IRD (methods/layers/losses/distillation.py) of S over all B + M pairs, student and teacher
 
-Difference, so that any retriever keeps its own loss: L_asym is that loss, `contrastive`, plus the term
-`negatives`, the addition of the M negatives to a symmetric contrastive loss,
+Difference: any retriever keeps its own loss, `contrastive`. L_asym is this loss plus the term `negatives`, which adds
+the M negatives to a symmetric contrastive loss:
 
     (mean_i log(1 + sum_m e^(s S(q_i, v_m)) / sum_j e^(s S(q_i, v_j))) + the same of videos) / 2
 
-Their sum is L_asym exactly where the retriever's loss is the symmetric one of methods/base.py. The teacher is
-the model at the end of the previous task. Without memory the relations are those of the batch alone.
-The original's code multiplies its L_asym by T / 0.07, 7.14 at its T of 0.5, and L_IRD by 1. That is weight=0.14 for
-a mean of two directions (preset `original`), 0.28 for their sum. A published weight does not transfer unchanged.
+The sum equals L_asym if the retriever's loss is the default one, `Method.info_nce`. The teacher is the model at the end
+of the previous task. Without a memory, L_IRD covers only the pairs of the batch.
+The released code multiplies L_asym by T / 0.07, which is 7.14 at its T of 0.5, and L_IRD by 1. This equals weight=0.14
+for a mean of two directions (preset `original`), and 0.28 for their sum.
 
-It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids. Tables therefore compare its
-rows with each other only (`keeps_videos`).
+Co2L keeps videos of earlier tasks, which the protocol of CTVR (arXiv:2503.10111) forbids. Tables therefore compare
+methods with such a memory only with each other (`keeps_videos`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.distillation import EncodedOnce, RelationConfig, kept_across, kept_within
 from ctvr.methods.settings import setting
 
-_UNIT = 0.07 / 0.5  # the released loss is that of this file, divided by it: the rate is divided, the decay multiplied
+_UNIT = 0.07 / 0.5  # the released loss is this file's divided by _UNIT, so the rate is divided, the decay multiplied
 ORIGINAL = Recipe(
     "chaht01/Co2L@3af7064",
     {
@@ -89,14 +89,14 @@ class Co2LConfig(RelationConfig, ReplayConfig):
 
 
 class Features(NamedTuple):
-    """Features that a retriever computes of a group of pairs, over all workers: (B, ...) each."""
+    """Features (B, ...) of the captions and of the videos of a group of pairs, gathered from all workers."""
 
     texts: Tensor
     videos: Tensor
 
 
 class Co2L(ReplayStrategy):
-    """Learn the batch against memory pairs; keep the relations of all of them."""
+    """Contrast the batch with memory pairs, and distill the relations among all pairs."""
 
     Config = Co2LConfig
     PRESETS = {
@@ -142,19 +142,19 @@ class Co2L(ReplayStrategy):
         return Features(gather(self.base.encode_own_captions(group)), gather(self.base.encode_video(group.frames)))
 
     def negatives(self, anchors: Features, memory: Features, same: Tensor) -> Tensor:
-        """Compute the term that memory pairs (M, ...) add to the contrastive loss of the batch (B, ...).
+        """Compute the term, a scalar, that memory pairs (M, ...) add to the contrastive loss of the batch (B, ...).
 
-        `same` (B, M) marks those of the same video, which are not negatives.
+        `same` (B, M), bool, marks two pairs of the same video, which are not negatives of each other.
         """
         with torch.autocast(anchors.videos.device.type, enabled=False):
             scale = self.base.scale().float()
             own = scale * _similarity(self.base, anchors, anchors)
             of_texts = (scale * _similarity(self.base, anchors, memory)).masked_fill(same, float("-inf"))
             of_videos = (scale * _similarity(self.base, memory, anchors)).mT.masked_fill(same, float("-inf"))
-            return (_added(own, of_texts) + _added(own.mT, of_videos)) / 2
+            return (_compute_addition(own, of_texts) + _compute_addition(own.mT, of_videos)) / 2
 
     def relations(self, student: Sequence[Features], teacher: Sequence[Features]) -> Tensor:
-        """Compute L_IRD over all groups of pairs."""
+        """Compute L_IRD over all groups of pairs, a scalar."""
         assert self.teacher is not None
         with torch.autocast(student[0].videos.device.type, enabled=False):
             if self.config.ird == "intra":
@@ -165,13 +165,13 @@ class Co2L(ReplayStrategy):
             return kept_across(new, old, self.config)
 
 
-def _added(own: Tensor, others: Tensor) -> Tensor:
+def _compute_addition(own: Tensor, others: Tensor) -> Tensor:
     """Compute mean_i log(1 + sum_m e^others_im / sum_j e^own_ij) of similarities (B, B) and (B, M), both scaled."""
     return (torch.cat([own, others], dim=1).logsumexp(dim=1) - own.logsumexp(dim=1)).mean()
 
 
 def _similarity(method: Method, asking: Features, asked: Features) -> Tensor:
-    """Compute S of captions and videos, (Q, V).
+    """Compute the similarities S (Q, V) of captions and videos.
 
     Raises:
         ValueError: if the retriever returns several scores for each pair.
@@ -179,8 +179,8 @@ def _similarity(method: Method, asking: Features, asked: Features) -> Tensor:
     found = method.score(asking.texts.float(), asked.videos.float()).float()
     if found.ndim != 2:
         raise ValueError(
-            f"{type(method).__name__} scores each pair by {found.shape[-1]} numbers, but relations "
-            "need one. Choose another base, or another of its scores."
+            f"{type(method).__name__} computes {found.shape[-1]} scores for each pair, but relations "
+            "need one. Use another method.base, or another setting of its score."
         )
     return found
 

@@ -1,13 +1,13 @@
-"""Co2L on momentum contrast: memory pairs are negatives, and relations are distilled.
+"""Co2L on momentum contrast: memory pairs are negatives, and relations between pairs are distilled.
 
 Cha et al., "Co2L: Contrastive Continual Learning", arXiv:2106.14413, sections 4.1 (asymmetric loss) and
 4.2 (instance-wise relation distillation), as a competitor of BMU-MoCo (NeurIPS 2022, table 1, "Co2L"),
-which gives no formula for two modalities. Our port, over the batch (B) and memory pairs, G together:
+which does not give a formula for two modalities. Our port, over B pairs of the batch and memory pairs, G in all:
 
     L_asym: the momentum-contrast loss of the B pairs alone; keys of memory pairs are negatives, never anchors
     L = L_asym + weight L_IRD (methods/layers/losses/distillation.py) of S = q^V q^T' (G, G), student and teacher
 
-The teacher is theta at the end of the previous task. methods/co2l.py is the same around any retriever.
+The teacher is theta at the end of the previous task. methods/co2l.py applies Co2L to any retriever.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from ctvr.methods.settings import setting
 
 @dataclass(frozen=True, kw_only=True)
 class Co2LMoCoConfig(RelationConfig, ReplayConfig):
-    """Settings, searched by search_spaces/co2l_moco.py."""
+    """Settings, with ranges in search_spaces/."""
 
     UNPUBLISHED = MOCO_UNPUBLISHED
 
-    base: str = setting("base_moco", doc="name of a method of methods/families/momentum.py, whose settings are base.*")
+    base: str = setting("base_moco", doc="name of the wrapped momentum-contrast retriever, whose settings are base.*")
 
     def __post_init__(self) -> None:
         ReplayConfig.__post_init__(self)
@@ -40,7 +40,7 @@ class Co2LMoCoConfig(RelationConfig, ReplayConfig):
 
 
 class Co2LMoCo(ReplayStrategy):
-    """Contrast the batch with memory pairs, and distil the relations of all of them."""
+    """Contrast the batch with memory pairs, and distill the relations among all pairs."""
 
     Config = Co2LMoCoConfig
     PRESETS = {"paper": {**PAPER, "method.buffer_size": 10_000}, "shapes": SHAPES_WRAPPED}
@@ -69,7 +69,7 @@ class Co2LMoCo(ReplayStrategy):
         return terms
 
     def relations(self, student: Pair, teacher: Pair) -> Tensor:
-        """Compute L_IRD of features (G, d)."""
+        """Compute L_IRD, a scalar, of features (G, d) of student and teacher."""
         with torch.autocast(student.video.device.type, enabled=False):
             if self.config.ird == "intra":
                 return kept_within(student, teacher, self.config)

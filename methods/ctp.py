@@ -1,21 +1,22 @@
-"""CTP: contrasts with a momentum model halfway between the old and the new one, and preserves a batch's topology.
+"""CTP: contrasts with a momentum model between the previous and the current one, and preserves a batch's topology.
 
 Zhu et al., "CTP: Towards Vision-Language Continual Pretraining via Compatible Momentum Contrast and Topology
-Preservation", ICCV 2023, arXiv:2308.07146, as its code (KevinLight831/CTP@7baab57) computes it, around any retriever
-with one vector for each item. With unit features v, c of the trained model, v', c' of the momentum model and v*, c* of
-the model before the task, K' queues of former v', c', and D(a -> b) = mean_rows KL(softmax a || softmax b):
+Preservation", ICCV 2023, arXiv:2308.07146, as in its code (KevinLight831/CTP@7baab57), around any retriever with one
+vector for each item. With unit features v, c of the trained model, v', c' of the momentum model and v*, c* of the
+model before the task, K' the queues of earlier v', c', and D(a -> b) = mean_rows KL(softmax a || softmax b):
 
     L = L_retriever + momentum_weight L_CMC + cross_weight L_x + same_weight L_s       L_x, L_s from the second task on
     L_CMC = mean of InfoNCE(c [v'; K'_v]^T / T) and InfoNCE(v [c'; K'_c]^T / T)
     L_x = mean of D(c* v*^T / T' -> c v^T / T') and of the same for columns
     L_s = mean of D(v* v*^T / T' -> v v^T / T') and of the same for captions, without the diagonals
-    after a step:  theta' <- m theta' + (1 - m) (theta + theta*) / 2;  in the first task theta* = theta, and m_first
+    after a step:  theta' <- m theta' + (1 - m) (theta + theta*) / 2;  in the first task theta* = theta and m = m_first
 
-Differences: the released model also predicts masked words, which a dual encoder does not. The retriever has its own
-temperature, where the release has 0.07 in every term. The release moves theta' inside the forward pass, before its use,
-so that evaluating the loss moves it, too; here it moves after the step.
+Differences: the released model also predicts masked words, which a dual encoder cannot. The loss of the retriever keeps
+its own temperature; the release has 0.07 in every term. The release updates theta' inside the forward pass, before its
+use, so that evaluating the loss changes it, too; here theta' is updated after the step.
 
-L_x and L_s are unchanged if both towers turn together: they do not preserve an index. L_CMC preserves it slightly.
+L_x and L_s do not change if both towers are rotated together, so they do not keep an index of stored videos valid.
+L_CMC does so slightly.
 
 Shapes: B pairs of all workers, K keys in a queue, d joint embedding.
 """
@@ -80,7 +81,7 @@ PAPER = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class CTPConfig:
-    """Settings, with ranges in search_spaces/; defaults are the released code's."""
+    """Settings, with ranges in search_spaces/; the released code has the same defaults."""
 
     UNPUBLISHED = ("base.lr",)
 
@@ -92,7 +93,7 @@ class CTPConfig:
     topology_temperature: float = setting(0.07, doc="temperature T' of both topologies", later=True, part="loss")
     m: float = setting(0.9, doc="momentum from the second task on", later=True, part="recipe")
     m_first: float = setting(0.995, doc="momentum in the first task", part="recipe")
-    queue_size: int = setting(1024, doc="keys in a queue; it begins with random unit vectors", part="loss")
+    queue_size: int = setting(1024, doc="number of keys in a queue, which starts with random unit vectors", part="loss")
 
     def __post_init__(self) -> None:
         require(self, ">= 0", "momentum_weight", "cross_weight", "same_weight", hint="Use 0 to leave the term out.")
@@ -102,7 +103,10 @@ class CTPConfig:
 
 
 def momentum_contrast(new: Pair, keys: Pair, queued: Pair, temperature: float) -> Tensor:
-    """Compute L_CMC: features (B, d) against the keys of the other modality, row i first, then the queue (K, d)."""
+    """Compute L_CMC, a scalar: features (B, d) against keys (B, d) and queue (K, d) of the other modality.
+
+    Key i is the positive of feature i.
+    """
     target = torch.arange(len(new.video), device=new.video.device)
 
     def one_way(query: Tensor, own: Tensor, former: Tensor) -> Tensor:
@@ -112,17 +116,17 @@ def momentum_contrast(new: Pair, keys: Pair, queued: Pair, temperature: float) -
 
 
 def cross_topology(new: Pair, old: Pair, temperature: float) -> Tensor:
-    """Compute L_x: similarities between the modalities (B, B), rows and columns."""
+    """Compute L_x, a scalar, over rows and columns of the similarities (B, B) between the modalities."""
     now, before = (x.text @ x.video.mT / temperature for x in (new, old))
     return symmetric_distillation(now, before, 1.0) / 2
 
 
 def same_topology(new: Pair, old: Pair, temperature: float) -> Tensor:
-    """Compute L_s: similarities within each modality (B, B), each item left out of its own row."""
+    """Compute L_s, a scalar, over the similarities (B, B) within each modality, without the diagonals."""
     itself = torch.eye(len(new.video), dtype=torch.bool, device=new.video.device)
 
     def logits(x: Tensor) -> Tensor:
-        return (x @ x.mT).masked_fill(itself, -1000.0) / temperature  # the released number: a weight of exactly 0
+        return (x @ x.mT).masked_fill(itself, -1000.0) / temperature  # as released; its softmax weight is exactly 0
 
     return (
         sum((distillation(logits(x), logits(z), 1.0) for x, z in zip(new, old, strict=True)), itself.new_zeros(())) / 2
@@ -131,15 +135,16 @@ def same_topology(new: Pair, old: Pair, temperature: float) -> Tensor:
 
 @torch.no_grad()
 def follow(momentum: Iterable[Tensor], present: Iterable[Tensor], former: Iterable[Tensor], m: float) -> None:
-    """Set theta' <- m theta' + (1 - m) (theta + theta*) / 2 in place; if all three are equal, no bit of theta'
-    changes.
+    """Set theta' <- m theta' + (1 - m) (theta + theta*) / 2 in place.
+
+    If all three are equal, theta' remains bit-identical.
     """
     for kept, now, old in zip(momentum, present, former, strict=True):
         kept.lerp_(torch.lerp(old, now, 0.5), 1 - m)
 
 
 class CTP(Strategy):
-    """Wrap a retriever; contrast it with its momentum model, and preserve the topology of its former features."""
+    """Wrap a retriever; contrast it with its momentum model, and preserve the topology of the previous features."""
 
     Config = CTPConfig
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {

@@ -1,4 +1,4 @@
-"""DAR: one set of low-rank adapters for each task on frozen CLIP; prototypes choose the set, and mix two close ones.
+"""DAR: a set of low-rank adapters for each task on frozen CLIP; prototypes select a set, or mix the best two.
 
 Dobrzeniecka et al., "Beyond Classification: Dynamic Adapter Routing for Continual Multimodal Retrieval",
 arXiv:2605.31229, sections 3 to 6 and its appendices; the announced code was not found. With unit features z of the
@@ -6,19 +6,20 @@ frozen backbone, prototypes p of each task (unit means of its training videos, a
 
     S_t = z . p_t,   M = S_(1) - S_(2),  the margin of the best task                       eq. 4
     M >= margin: A of the best task;  M < margin: w_1 A_(1) + w_2 A_(2),  w = softmax(S / tau)     eq. 5
-    L = InfoNCE of the current task's pairs by its own set, CLIP's temperature
+    L = InfoNCE of the current task's pairs, encoded with its own set, at CLIP's temperature
 
-The paper routes a pair: S_t is the mean of its image's and its caption's similarity. So the route of a query depends on
-its own answer, which a search does not know; the contract of a method forbids it. Here a caption is routed by the
-prototypes of captions and a video by those of videos. In the paper's table 6 that costs text -> image 4 points.
+The paper routes a pair: S_t is the mean of the similarities of its image and of its caption. So the route of a query
+depends on its answer, which a search does not have. Here a caption is routed by the prototypes of captions, and a video
+by the prototypes of videos. In the paper's table 6 this costs 4 points in text-to-image retrieval.
 
 Our reading:
-- `route="block"` encodes a caption for each task whose videos it searches, by that task's set: features of learned
-  tasks never change. `route="query"` routes each caption once; the preset `paper` has it.
-- tau is not given. The reported rows merge by CoreSpace; here it is eq. 5's weighted sum (table 8: 0.6 points less).
-- A task whose prototype is close to a former one trains that task's set further, above a threshold that is not given.
-  With `reuse_above`, its set starts as a copy of that one by the features of the first batch; the former set stays, so
-  that its stored videos do not age.
+- `route="block"` encodes a caption once for each task whose videos it searches, with the set of that task, so features
+  of learned tasks never change. `route="query"` routes each caption once; the preset `paper` uses it.
+- The paper does not give tau. Its reported rows merge sets by CoreSpace; here sets are merged by the weighted sum of
+  eq. 5, which is 0.6 points worse in table 8.
+- If the prototype of a task is close to the prototype of an earlier task, the paper trains the earlier set further; the
+  threshold is not given. With `reuse_above`, the new set starts as a copy of the earlier set, if the features of the
+  first batch are close enough. The earlier set is kept, so that its stored videos remain valid.
 
 Shapes: B pairs, T frames, L text length, n items, t tasks, d joint embedding.
 """
@@ -75,18 +76,19 @@ class DARConfig:
     rank: int = setting(8, doc="rank r of the adapters")
     alpha: float = setting(16.0, doc="numerator of the adapters' factor alpha / r")
     places: tuple[Place, ...] = setting(
-        ("out", "fc", "proj"), doc="adapted projections of every block, of q, k, v, out, fc and proj"
+        ("out", "fc", "proj"), doc="projections with adapters in every block, a selection of q, k, v, out, fc and proj"
     )
     route: Literal["block", "query"] = setting(
         "block",
-        doc="set that encodes an item. block: that of the task whose videos are searched, and a video's own; query: "
-        "chosen by prototypes, or a mixture",
+        doc="set that encodes an item. block: for a caption the set of the searched videos' task, for a video the set "
+        "of its own task; query: a set or a mixture of two sets, selected by prototypes",
     )
     margin: float = setting(0.05, doc="margin gamma below which the best two sets are mixed, with route=query")
     tau: float = setting(0.07, doc="temperature of the mixture, eq. 5", unpublished=True)
     reuse_above: float | None = setting(
         None,
-        doc="similarity of prototypes above which a task's adapters start as a copy of a former task's; none: never",
+        doc="similarity of prototypes above which adapters of a task start as a copy of an earlier task's adapters; if "
+        "none, they never do",
         unpublished=True,
         later=True,
     )
@@ -95,15 +97,16 @@ class DARConfig:
         require(self, ">= 0", "lr", hint="Use <lr>=0 for the zero-shot model.")
         require(self, ">= 1", "rank", hint="The paper uses 8.")
         if not self.places:
-            raise SettingError("<places> is empty", "Name some of q, k, v, out, fc and proj.")
-        require(self, ">= 0", "margin", hint="Use 0 to mix no sets.")
+            raise SettingError("<places> is empty", "Use some of q, k, v, out, fc and proj.")
+        require(self, ">= 0", "margin", hint="Use 0 to never mix sets.")
         require(self, "> 0", "tau", hint="Use 0.07.")
 
 
 def mixture(scores: Tensor, margin: float, tau: float) -> Tensor:
-    """Compute the weights (n, t) of tasks by their scores (n, t), -inf for a task without a prototype: eq. 4 and 5.
+    """Compute weights (n, t) of tasks from their scores (n, t), eq. 4 and 5.
 
-    A row has one weight of 1, or two that sum to 1 where the best two scores are closer than `margin`.
+    A row has one weight of 1, or two that sum to 1 if the best two scores are closer than `margin`. The score of a task
+    without a prototype is -inf.
     """
     if scores.shape[1] == 1:
         return torch.ones_like(scores)
@@ -141,7 +144,7 @@ class DAR(Method):
         self.config, self.backbone = config, backbone
         self.sets = nn.ModuleList()  # one for each task so far
         self.register_buffer("prototypes", torch.empty(0))
-        self._is_fresh = False  # the current set may still start as a copy
+        self._is_fresh = False  # whether the current set may still become a copy of an earlier set
 
     # --------------------------------------------------------------------------------------- tasks
 
@@ -156,7 +159,7 @@ class DAR(Method):
 
     @torch.no_grad()
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
-        """Store the prototypes of the task, if a setting needs them; every worker sees all of its pairs."""
+        """Store the prototypes of the task, if a setting needs them; every worker receives all pairs of the task."""
         if self.config.route == "block" and self.config.reuse_above is None:
             return
         found = [(self._frozen_videos(batch.frames), self._frozen_texts(batch.tokens)) for batch in loader]
@@ -171,23 +174,24 @@ class DAR(Method):
     # ------------------------------------------------------------------------------------ encoding
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        return self._video(frames, self._routed(0, lambda: self._frozen_videos(frames)))
+        return self._video(frames, self._route(0, lambda: self._frozen_videos(frames)))
 
     def encode_video_for_task(self, frames: Tensor, task: int) -> Tensor:
-        """Encode videos of `task` by its set, or by the sets that their own features choose."""
+        """Encode videos with the set of their `task` or, with route=query, with sets that their features select."""
         return self.encode_video(frames) if self.config.route == "query" else self._video(frames, task)
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         own = None if self.config.route == "query" else task
-        route = self._routed(1, lambda: self._frozen_texts(tokens)) if own is None else own
+        route = self._route(1, lambda: self._frozen_texts(tokens)) if own is None else own
         return l2_normalize(self.backbone.text(tokens, self._seams("text", route)))
 
     def _video(self, frames: Tensor, route: int | Tensor) -> Tensor:
         return mean_pool(self.backbone.vision(frames, self._seams("vision", route)))
 
     def _seams(self, tower: Tower, route: int | Tensor) -> list[BlockSeams] | None:
-        """Build the seams of one set (for a task without one, the newest), or of all sets with a weight (n, t) in some
-        row; none before the first task.
+        """Build hooks (seams) that apply one set or, given weights (n, t), all sets with a weight above 0 in a row.
+
+        A task without a set gets the newest one. The result is None before the first task.
         """
         if not self.sets:
             return None
@@ -201,14 +205,14 @@ class DAR(Method):
 
     # ------------------------------------------------------------------------------------- routing
 
-    def _routed(self, kind: int, features: Callable[[], Tensor]) -> int | Tensor:
-        """Return the current task, or weights (n, t) of tasks for each item; training uses the current set."""
+    def _route(self, kind: int, features: Callable[[], Tensor]) -> int | Tensor:
+        """Return the current task's index, or weights (n, t) of tasks for n items; training uses the current set."""
         if self.config.route == "block" or self.training or not self.sets:
             return len(self.sets) - 1
         return mixture(self._scores(kind, features()), self.config.margin, self.config.tau)
 
     def _scores(self, kind: int, features: Tensor) -> Tensor:
-        """Compute similarities (n, t) of frozen features to prototypes of their own kind."""
+        """Compute similarities (n, t) of frozen features (n, d) to prototypes of videos (kind 0) or captions (1)."""
         prototypes = self.prototypes[kind, : len(self.sets)]
         return (features @ prototypes.mT).masked_fill(~prototypes.any(dim=1), -torch.inf)
 
@@ -229,7 +233,7 @@ class DAR(Method):
 
     @torch.no_grad()
     def _start_from_similar(self, batch: Batch) -> None:
-        """Copy the set of the most similar former task into the current one, if it is similar enough."""
+        """Copy the set of the most similar earlier task into the current set, if the similarity is high enough."""
         self._is_fresh = False
         videos, texts = gather(self._frozen_videos(batch.frames)), gather(self._frozen_texts(batch.tokens))
         own = [l2_normalize(features.mean(dim=0, keepdim=True)) for features in (videos, texts)]

@@ -14,55 +14,65 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Task:
-    """One step of the stream, or a chunk where its boundaries are hidden: everything that a method may use of it."""
+    """A task of the stream, or a chunk if task boundaries are hidden; a method may use only these facts about it."""
 
     index: int  # 0-based
     name: str
     num_tasks: int
     categories: tuple[int, ...]  # global category indices, in order of first appearance in the stream
-    num_categories: int  # of the whole stream
+    num_categories: int  # number of categories of the whole stream
 
 
 @dataclass(frozen=True)
 class Batch:
     """Text-video pairs: row i of every field belongs to pair i."""
 
-    frames: Tensor  # (B, T, 3, H, W) float, normalised for the backbone; see also `Method.frozen_blocks`
+    frames: Tensor  # (B, T, 3, H, W) float, normalized for the backbone; see also `Method.frozen_blocks`
     tokens: Tensor  # (B, L) int64, zeros after the end-of-text token
-    video_ids: Tensor  # (B,) int64; equal numbers are the same video
+    video_ids: Tensor  # (B,) int64; equal ids mean the same video
     categories: Tensor  # (B,) int64 global category indices
-    pair_ids: Tensor | None = None  # (B,) int64 arguments of `PairSource.pairs`; None: the pairs cannot be read again
-    task_ids: Tensor | None = None  # (B,) int64, on the CPU: tasks of the pairs; None: all of the current task
-    answers: Tensor | None = None  # (B, A) int64, of a stream of questions: ids of each answer, padded with zeros
-    # The same numbers as `video_ids`, where equal numbers mean equal frames; None: frames may differ (augmentation)
+    pair_ids: Tensor | None = None  # (B,) int64 arguments of `PairSource.pairs`; None if pairs cannot be read again
+    task_ids: Tensor | None = None  # (B,) int64, on the CPU: tasks of the pairs; None if all are of the current task
+    answers: Tensor | None = None  # (B, A) int64, in a stream of questions: ids of each answer, padded with zeros
+    # The ids of `video_ids`, if equal ids also mean equal frames; None if augmentation may make frames differ
     unaugmented_video_ids: tuple[int, ...] | None = None
 
 
+@dataclass(frozen=True)
+class Position:
+    """Position of an optimizer step in the training of a task; step 0 is the first step of epoch 0."""
+
+    step: int  # 0-based, counted from the start of the task
+    steps: int  # of the whole task
+    epoch: int  # 0-based
+    epochs: int  # of the whole task; `evaluation.patience` may end it earlier
+
+
 class PairSource(Protocol):
-    """Reader of training pairs of any task: a replay buffer keeps their numbers instead of their frames."""
+    """Reader of training pairs of any task, so that a replay buffer stores ids of pairs instead of frames."""
 
     def pairs(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return frames (R, T, 3, H, W) and tokens (R, L) of the pairs with these `Batch.pair_ids`.
 
-        They are not augmented, and bit for bit those that `end_task` received.
+        Frames are not augmented, and bit-identical to the frames that `end_task` received.
         """
         ...
 
 
 @dataclass(frozen=True)
 class SeparableEncoders:
-    """Functions of `owner` whose output row i depends on row i of their input only.
+    """Functions of `owner` whose output row i depends only on row i of their input.
 
-    A caption's features may have more rows of padding in a batch with longer captions.
+    Features of a caption may have more padding in a batch with longer captions.
     """
 
     owner: nn.Module
     names: tuple[str, ...] = ("encode_video", "encode_text")
-    is_stateful: bool = False  # the functions count their rows, so that equal rows must all be encoded
+    is_stateful: bool = False  # whether the functions count their rows, so that equal rows must all be encoded
 
 
 # Which weights decay. matrices: tensors of two or more dimensions; all: every tensor; no_bias: names without "bias";
-# no_bias_or_scale: the same without logit_scale; no_vectors: all except tensors of one dimension
+# no_bias_or_scale: as no_bias, but not logit_scale; no_vectors: all except tensors of one dimension
 Decay = Literal["matrices", "all", "no_bias", "no_bias_or_scale", "no_vectors"]
 
 
@@ -75,7 +85,7 @@ class _Group(TypedDict):
 class ParamGroup(_Group, total=False):
     """Parameters that share a learning rate `lr`, which `optim.lr_scale` multiplies.
 
-    `decay`, if present, replaces `optim.decay_parameters` for the group; None: nothing in it decays.
+    `decay`, if present, replaces `optim.decay_parameters` for the group; if it is None, weight decay is not applied.
     """
 
     decay: Decay | None

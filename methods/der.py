@@ -1,19 +1,18 @@
-"""Dark experience replay: distils the stored former features of memory pairs.
+"""Dark experience replay: keeps features of memory pairs close to the features stored at the end of their task.
 
 Buzzega et al., "Dark Experience for General Continual Learning", arXiv:2004.07211, eq. 5-6, over any
-retriever; preset `bmu-moco` is BMU-MoCo's competitor "DER". z are a pair's features when its
-task ended, of video and caption:
+retriever; preset `bmu-moco` is BMU-MoCo's competitor "DER". z^V and z^T are the features of a pair's video and caption
+at the end of its task:
 
     L = L_retriever(batch) + alpha / 2 mean_i (|v_i - z_i^V|^2 + |q_i - z_i^T|^2)   over memory pairs i
 
-summed over all numbers of a feature. `target=similarities` keeps S(q, v) among the memory pairs of a step
-instead. There is no retrieval loss on memory pairs. What we changed: DER writes its memory while it
-trains; here pairs enter the reservoir when their task ends. Its code averages over the numbers of an answer, where this
-takes half of their sum, so a published alpha is alpha d / 2 of this one, d the width of a feature: 0.3 there is 0.0012
-here with d = 512.
+`target=similarities` instead keeps S(q, v) among the memory pairs of a step. The retrieval loss is not computed on
+memory pairs. Differences: DER writes its memory during training; here pairs enter the reservoir when their task ends.
+DER's code takes the mean over the dimensions of an output, and this file half of their sum. So a published alpha equals
+alpha d / 2 here, with d the width of a feature: 0.3 there is 0.0012 here with d = 512.
 
-It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids. Tables therefore compare its
-rows with each other only (`keeps_videos`).
+DER keeps videos of earlier tasks, which the protocol of CTVR (arXiv:2503.10111) forbids. Tables therefore compare
+methods with such a memory only with each other (`keeps_videos`).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from ctvr.methods.layers.losses.distillation import backbone_of
 from ctvr.methods.layers.replay.buffer import Policy
 from ctvr.methods.settings import require, setting
 
-# `der` on Split CIFAR-10 with 500 images
+# The release's `der` on Split CIFAR-10 with a memory of 500 images
 ORIGINAL = Recipe(
     "aimagelab/mammoth@e75a491",
     {
@@ -59,7 +58,11 @@ class DERConfig(ReplayConfig):
     buffer_policy: Policy = setting("reservoir", doc=RESERVOIR, part="loss")
     alpha: float = setting(0.5, doc="weight of the distance to the stored outputs", unpublished=True, part="loss")
     target: Literal["features", "similarities"] = setting(
-        "features", doc="stored output of a pair", unpublished=True, later=True, part="loss"
+        "features",
+        doc="outputs of memory pairs that are kept: features, or similarities among the pairs",
+        unpublished=True,
+        later=True,
+        part="loss",
     )
 
     def __post_init__(self) -> None:
@@ -68,7 +71,7 @@ class DERConfig(ReplayConfig):
 
 
 class DER(ReplayStrategy):
-    """Keep the features of former pairs close to their stored values."""
+    """Keep the features of earlier tasks' pairs close to their stored values."""
 
     Config = DERConfig
     PRESETS = {
@@ -95,7 +98,7 @@ class DER(ReplayStrategy):
         return terms
 
     def distil(self, rows: Tensor) -> Tensor:
-        """Measure the distance of memory pairs `rows` from their stored features."""
+        """Compute the distance, a scalar, of the memory pairs at `rows` from their stored features or similarities."""
         pairs = self.memory.batch(rows)
         video, text = self.base.encode_video(pairs.frames).float(), self._texts(pairs)
         kept_video, kept_text = self.memory.features(rows)
@@ -108,7 +111,7 @@ class DER(ReplayStrategy):
             return far.mean() / 2
 
     def _texts(self, batch: Batch) -> Tensor:
-        """Encode captions, each for its own task; words (B, N, d) are padded with zero rows to one length for all."""
+        """Encode each caption for its own task. Word features (B, N, d) are zero-padded to the context length."""
         texts = self.base.encode_own_captions(batch).float()
         missing = backbone_of(self.base).text.context_length - texts.shape[1] if texts.ndim == 3 else 0
         return F.pad(texts, (0, 0, 0, missing)) if missing else texts

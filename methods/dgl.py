@@ -1,22 +1,22 @@
-"""DGL: CLIP frozen, local prompts in every frame, global prompts that see the whole video.
+"""DGL: frozen CLIP with local prompts in every frame and global prompts that attend to the whole video.
 
-Yang et al., "DGL: Dynamic Global-Local Prompt Tuning for Text-Video Retrieval", AAAI 2024, as its code
-(knightyxp/DGL) computes it; rows DGL^L and DGL^T of TempMe (arXiv:2409.01156, tables 2, 3, 4 and 17).
-    video    = [G global prompts, then of each frame: class, P local prompts, patches], concatenated after ln_pre
-    in block k, by CLIP's own weights: a global prompt attends to everything; a token of a frame to the global prompts
-    and to its own frame. Local prompts are those of layer k, replaced in each; global ones are inserted once and kept
+Yang et al., "DGL: Dynamic Global-Local Prompt Tuning for Text-Video Retrieval", AAAI 2024, as in its code
+(knightyxp/DGL); rows DGL^L and DGL^T of TempMe (arXiv:2409.01156, tables 2, 3, 4 and 17).
+    video    = [G global prompts, then for each frame: class, P local prompts, patches], concatenated after ln_pre
+    in block k, with CLIP's weights: a global prompt attends to all tokens; a token of a frame to the global prompts
+    and to its own frame. Each block replaces the local prompts by its own; global prompts are inserted once and kept
     v        = unit(proj(ln_post(the first global prompt)))
-    caption  = [start, P prefix, words, pads, P postfix] in block k, those of layer k; words keep their positions
+    caption  = [start, P prefix, words, padding, P postfix] with the prompts of block k; words keep their positions
     S = q v^T;  loss = InfoNCE of S exp(logit_scale), mean of both directions, logit_scale frozen
 
-Source of the prompts (`prompts`): `linear` learns local prompts p_k for all frames alike, and text prompts are
-A p_k + a and B p_k + b. `transformer` learns 2P + P T vectors of each layer that one transformer block mixes, layer by
-layer. An MLP maps the first 2P to text prompts, and the others are the local prompts of exactly T frames.
+Source of the prompts (`prompts`): `linear` learns local prompts p_k, which are equal in all frames, and text prompts
+are A p_k + a and B p_k + b. `transformer` learns 2P + P T vectors for each layer, which one transformer block mixes,
+layer by layer. An MLP maps the first 2P to text prompts, and the others are the local prompts of exactly T frames.
 
-Postfix prompts follow the end of text, which is read, and attention is causal, so they have no effect. A and B of
-`linear` are the larger part of its 827,392 weights, and B (393,728) always has gradient 0, as in the release.
-Differences: keys and values are projected once, not once for each frame and again for the global prompts (TempMe
-prints 67.4 GFLOPs of that; the features are the same); every worker gets the whole gradient of the loss.
+Postfix prompts follow the end-of-text token, which is read, and attention is causal, so they do not have an effect. A
+and B of `linear` are the larger part of its 827,392 weights, and B (393,728) always has gradient 0, as in the release.
+Differences: keys and values are projected once. The release projects them for each frame and again for the global
+prompts, which explains the 67.4 GFLOPs in TempMe; the features are equal. Every worker gets the loss's whole gradient.
 
 Shapes: B videos or captions, T frames, K blocks, G = P prompts, N tokens of a frame, D and E widths of the towers.
 """
@@ -40,7 +40,7 @@ from ctvr.methods.layers.global_tokens import block_of_video
 from ctvr.methods.layers.transformer_block import new_block, passed
 from ctvr.methods.settings import require, setting
 
-# scripts/msrvtt.sh uses the transformer; the linear ones are of LSMDC and ActivityNet (VATEX: 5e-3)
+# scripts/msrvtt.sh uses prompts=transformer; the scripts of LSMDC, ActivityNet and VATEX (lr 5e-3) use linear
 _SHARED = {
     "method.num_prompts": (4, "modules/clip.py: both numbers of prompts"),
     "method.readout": ("global", "params.py: --visual_output_type global_prompt0"),
@@ -96,30 +96,36 @@ class DGLConfig:
 
     lr: float = setting(
         2e-3,
-        doc="learning rate of all prompts; the release's for MSR-VTT. Linear prompts: 1e-2 (LSMDC), 5e-3 (VATEX)",
+        doc="learning rate of all prompts; the default is the release's for MSR-VTT. For linear prompts, the release "
+        "has 1e-2 (LSMDC) and 5e-3 (VATEX)",
         part="recipe",
     )
-    prompts: Literal["linear", "transformer"] = setting("linear", doc="DGL^L or DGL^T")
+    prompts: Literal["linear", "transformer"] = setting(
+        "linear", doc="source of the prompts: linear (DGL^L) or transformer (DGL^T)"
+    )
     num_prompts: int = setting(
         4,
-        doc="number of global prompts, of local prompts per frame, of a caption's prefix and postfix",
+        doc="number of global prompts, of local prompts per frame, and of tokens in a caption's prefix and postfix",
         unpublished=True,
     )
-    num_frames: int = setting(12, doc="frames of a video; prompts=transformer has local prompts for each")
+    num_frames: int = setting(
+        12, doc="number of frames of a video; prompts=transformer has separate local prompts for each"
+    )
     readout: Readout = setting(
         "global",
-        doc="video feature: the first global prompt, or means of class tokens, global prompts, both",
+        doc="tokens whose mean is the video's feature. global: the first global prompt; globals: all global prompts; "
+        "frames: class tokens; globals_and_frames: both",
         unpublished=True,
     )
 
     def __post_init__(self) -> None:
         require(self, ">= 0", "lr", hint="Use <lr>=0 to train nothing.")
-        require(self, ">= 1", "num_prompts", hint="Write method=zero_shot for none.")
+        require(self, ">= 1", "num_prompts", hint="Use method=zero_shot for a model without prompts.")
         require(self, ">= 1", "num_frames")
 
 
 class LinearPrompts(nn.Module):
-    """Local prompts of every layer, the same for all frames, and two linear maps from them to text prompts."""
+    """Local prompts of every layer, equal in all frames, and two linear maps from them to text prompts."""
 
     def __init__(self, backbone: Clip, count: int, bound: float) -> None:
         super().__init__()
@@ -133,7 +139,7 @@ class LinearPrompts(nn.Module):
 
 
 class UnifiedPrompts(nn.Module):
-    """Vectors of every layer that one block mixes: 2P of a caption, then P of each frame."""
+    """Vectors of every layer, which one transformer block mixes: 2P for a caption, then P for each frame."""
 
     def __init__(self, backbone: Clip, count: int, num_frames: int) -> None:
         super().__init__()
@@ -153,7 +159,10 @@ class UnifiedPrompts(nn.Module):
 
 
 def around_words(prompts: Tensor) -> BlockSeams:
-    """Insert prompts (2P, E), prefix after a caption's start and postfix after its pads, for one block only."""
+    """Return hooks (seams) of one block that insert prompts (2P, E) before it and remove them after it.
+
+    The prefix follows the start of a caption, the postfix its padding.
+    """
     count = len(prompts) // 2
 
     def before(x: Tensor, state: TokenState) -> Tensor:
@@ -171,7 +180,7 @@ def around_words(prompts: Tensor) -> BlockSeams:
 
 
 class DGL(Method):
-    """Frozen CLIP with global prompts of the whole video, and local prompts of its frames."""
+    """Frozen CLIP with global prompts for a whole video, and local prompts for its frames."""
 
     Config = DGLConfig
     PRESETS = {
@@ -195,8 +204,9 @@ class DGL(Method):
         vision, text = backbone.vision, backbone.text
         if len(vision.blocks) < len(text.blocks):  # a text tower with fewer blocks takes the first prompts
             raise ValueError(
-                f"text prompts of a layer are made of its image prompts, and the towers have {len(vision.blocks)} and "
-                f"{len(text.blocks)} blocks. Choose a backbone such as ViT-B-32-quickgelu."
+                f"text prompts of a layer are computed from its image prompts, but the image tower has only "
+                f"{len(vision.blocks)} blocks and the text tower {len(text.blocks)}. Use a backbone such as "
+                "ViT-B-32-quickgelu."
             )
         patch = int(vision.conv1.kernel_size[0])
         bound = math.sqrt(6 / (3 * patch**2 + vision.width))
@@ -208,7 +218,7 @@ class DGL(Method):
             self.source = UnifiedPrompts(backbone, config.num_prompts, config.num_frames)
 
     def begin_task(self, task: Task) -> None:
-        """Keep the prompts of former tasks."""
+        """Keep the prompts of earlier tasks and continue to train them."""
 
     def param_groups(self) -> list[ParamGroup]:
         added = [p for name, p in self.named_parameters() if not name.startswith("backbone.")]
@@ -218,7 +228,7 @@ class DGL(Method):
         return l2_normalize(self.tower(self.backbone.vision, frames))
 
     def tower(self, tower: VisionTower, frames: Tensor) -> Tensor:
-        """Embed each video: (B, T, 3, H, W) -> (B, d), not normalised."""
+        """Embed each video: (B, T, 3, H, W) -> (B, d), not normalized."""
         x, state = tower.embed(frames)  # (B*T, N, D)
         local = self.source()[0].to(x.dtype)  # (K, T or 1, P, D)
         batch, num_frames, count = state.batch, state.frames, self.config.num_prompts

@@ -4,18 +4,19 @@ Liu et al., "Continual Multimodal Contrastive Learning", NeurIPS 2025, arXiv:250
 Xiaohao-Liu/CMCL@145fda6 (cmcl/dns.py); the text of the paper was not available. Heads z = W x + b of captions and of
 videos. After each task, over all n pairs so far, for a side with inputs x and the other side's outputs z':
 
-    C = mean x x',  C' = mean z' z'';   P = U U' of the directions of C with eigenvalues > threshold, P' of C' with > 0
-    before a step:  G <- G - P' G P                                       G the gradient of W
+    C = mean x x',  C' = mean z' z''
+    P = U U', U the eigenvectors of C with eigenvalues > threshold;  P' likewise of C' with eigenvalues > 0
+    before a step:  G <- G - P' G P,  G the gradient of W
 
 so that x' W' z' of previous pairs changes in second order only. The released code weights the second moments of new
 pairs by their number, and does not compute C' of previous tasks again when W changes. This file does the same. Biases
 are not projected.
 
-Differences: the released loss is one-way, over raw dot products at temperature 1 (preset `released`). The default here
-is the project's symmetric loss of cosines. Captions and videos may differ in width: W of captions starts as the map of
-backbone/vectors.py, where the code starts from the identity. Modalities of other kinds and their order are omitted.
+Differences: the released loss has one direction, over dot products at temperature 1 (preset `released`). The default
+here is the symmetric loss of cosines. Captions and videos may differ in width, so W of captions starts as the initial
+map of backbone/vectors.py; the released code starts from the identity. Further modalities and their order are omitted.
 
-Shapes: B pairs, d of a video and of an output, d' of a caption.
+Shapes: B pairs, d width of a video and of an output, d' width of a caption.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ SIDES = ("text", "video")
 class DNSConfig:
     """Settings, with ranges in search_spaces/."""
 
-    lr: float = setting(1e-4, doc="learning rate of both heads; that of the released code", part="recipe")
+    lr: float = setting(1e-4, doc="learning rate of both heads; the released code has 1e-4", part="recipe")
     threshold: float = setting(
-        0.1, doc="least eigenvalue of a direction that counts as used by previous pairs", later=True
+        0.1, doc="eigenvalue above which a direction is protected, since previous pairs use it", later=True
     )
     temperature: float = setting(0.07, doc="divisor of the similarities", unpublished=True, part="loss")
     similarity: Literal["cosine", "dot"] = setting("cosine", doc="similarity of outputs")
@@ -74,7 +75,7 @@ class DNS(Method):
     }
     OPTIMIZER = {"optim.weight_decay": 0.0}
     config: DNSConfig
-    seen: Tensor  # () int64: pairs so far
+    seen: Tensor  # () int64: number of pairs so far
 
     @classmethod
     def capabilities(cls, config: DNSConfig) -> Capabilities:
@@ -135,7 +136,7 @@ class DNS(Method):
         """Remove from each weight's gradient the part that changes scores of previous pairs."""
         if self._is_free:
             return
-        if not self._used:  # in the first step of a task: a resumed run has its buffers now
+        if not self._used:  # computed in the first step of a task, when a resumed run has loaded its buffers
             for side in SIDES:
                 inputs, others = self.get_buffer(f"inputs_{side}"), self.get_buffer(f"others_{side}")
                 self._used[side] = project_on(others, 0.0), project_on(inputs, self.config.threshold)

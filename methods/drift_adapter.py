@@ -1,4 +1,4 @@
-"""Drift-Adapter: a small map from the new model's captions to the old model's, fitted after each task.
+"""Drift-Adapter: a small map from the new to the old model's caption space, fitted after each task.
 
 Vejendla, "Drift-Adapter: A Practical Approach to Near Zero-Downtime Embedding Model Upgrades in Vector Databases",
 EMNLP 2025, arXiv:2509.23471, over any retriever whose caption is one vector. The paper maps between two text models
@@ -7,14 +7,14 @@ features of a task's training captions by the model after and before the task:
 
     procrustes  g(x) = x R,                              R'R = I, of the SVD of X'Y + ridge I
     low_rank    g(x) = x + x U V' + t,                   U, V of `rank` columns
-    mlp         g(x) = x + GELU(x W1 + b1) W2 + b2,      `hidden` numbers between
+    mlp         g(x) = x + GELU(x W1 + b1) W2 + b2,      W1 of `hidden` columns
     diagonal    g(x) * s,                                s by least squares after the fit
     center      g(x - mean X) + mean Y
 
-Low rank and MLP minimise mean |g(x) - y|^2 and begin as the identity. Our reading: only the paper's abstract was
+Low rank and MLP minimize mean |g(x) - y|^2 and start as the identity. Our reading: only the paper's abstract was
 available; maps, counts and the share of pairs come from an independent reproduction (batuhanzorbeyzengin/rebasis),
-which did not reach the printed recall. Optimizer, rate, steps and decay are ours. So are the ridge, since a task has
-fewer captions than a feature has numbers, and the identity in `low_rank`. No authors' code was found.
+which did not reach the printed recall. Optimizer, rate, steps and decay are ours. The ridge is ours, too, since a task
+has fewer captions than a feature has dimensions, and so is the identity in `low_rank`. The authors' code was not found.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ProcrustesConfig:
     """Orthogonal map, in closed form."""
 
     name: Literal["procrustes"] = "procrustes"
-    diagonal: bool = setting(False, doc="scale of each dimension after the map", later=True)
+    diagonal: bool = setting(False, doc="whether to scale each dimension after the map", later=True)
     ridge: float = setting(
         1.0, doc="weight of the pull toward the identity, relative to the number of pairs", unpublished=True, later=True
     )
@@ -57,12 +57,14 @@ class ProcrustesConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DescentConfig:
-    """Map that gradient descent fits from the identity."""
+    """Map that starts as the identity and is fitted by gradient descent."""
 
-    diagonal: bool = setting(True, doc="scale of each dimension after the map", later=True)
-    lr: float = setting(1e-3, doc="learning rate of the map; ours", later=True, part="recipe")
-    steps: int = setting(500, doc="steps of the map, each over all pairs; ours", later=True, part="recipe")
-    decay: float = setting(1e-4, doc="weight decay of the map; ours", later=True, part="loss")
+    diagonal: bool = setting(True, doc="whether to scale each dimension after the map", later=True)
+    lr: float = setting(1e-3, doc="learning rate of the map; our choice", later=True, part="recipe")
+    steps: int = setting(
+        500, doc="number of steps that fit the map, each over all pairs; our choice", later=True, part="recipe"
+    )
+    decay: float = setting(1e-4, doc="weight decay of the map; our choice", later=True, part="loss")
 
     def __post_init__(self) -> None:
         require(self, "> 0", "lr", hint="Use <name>=procrustes for a map without steps.")
@@ -89,7 +91,7 @@ class LowRankConfig(DescentConfig):
     """Low-rank affine map added to the identity."""
 
     name: Literal["low_rank"] = "low_rank"
-    rank: int = setting(64, doc="columns of U and V, at most the width of a feature", later=True)
+    rank: int = setting(64, doc="number of columns of U and V, at most the width of a feature", later=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,7 +111,7 @@ class MlpConfig(DescentConfig):
     """Two matrices with GELU between them, added to the identity."""
 
     name: Literal["mlp"] = "mlp"
-    hidden: int = setting(256, doc="width between the two matrices", later=True)
+    hidden: int = setting(256, doc="hidden width of the MLP", later=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,15 +137,15 @@ class DriftAdapterConfig:
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
     map: ProcrustesConfig | LowRankConfig | MlpConfig = group(
-        MAPS, "procrustes", doc="map from new to old captions", later=True
+        MAPS, "procrustes", doc="map from the new to the old model's caption space", later=True
     )
-    center: bool = setting(False, doc="subtraction of each model's mean caption before the map", later=True)
+    center: bool = setting(False, doc="whether to subtract each model's mean caption before the map", later=True)
     pairs: int = setting(20_000, doc="maximum number of captions to which a map is fitted", later=True)
     query_weight: float = setting(
-        0.0, doc="weight of QDC's distillation of captions; the paper has none", later=True, part="loss"
+        0.0, doc="weight of QDC's distillation of captions, which the paper does not use", later=True, part="loss"
     )
     video_weight: float = setting(
-        0.0, doc="weight of QDC's distillation of videos; the paper has none", later=True, part="loss"
+        0.0, doc="weight of QDC's distillation of videos, which the paper does not use", later=True, part="loss"
     )
 
     def __post_init__(self) -> None:
@@ -152,7 +154,7 @@ class DriftAdapterConfig:
 
 
 class Adapter(MapLink):
-    """g with its diagonal and its means."""
+    """R maps g with diagonal scales and means; R is above 1 only if captions are encoded by task."""
 
     scale: Tensor  # (R, d)
     mean_new: Tensor  # (R, d)
@@ -177,14 +179,14 @@ class Adapter(MapLink):
 
 
 class DriftAdapter(QueryCompensation):
-    """Wrap a retriever; map its captions to the model that stored the searched videos."""
+    """Wrap a retriever; map its captions to the space of the model that encoded the searched videos."""
 
     Config = DriftAdapterConfig
     PRESETS = {
         "paper": {},
         "low-rank": Override({"method.map.name": "low_rank"}),
         "mlp": Override({"method.map.name": "mlp"}),
-        "shapes": {"base.lr": 4e-6},  # as clip4clip's, with optim.lr_scale=50, for the small backbone
+        "shapes": {"base.lr": 4e-6},  # as for clip4clip, with optim.lr_scale=50, for the small backbone
     }
     config: DriftAdapterConfig
 
@@ -192,6 +194,6 @@ class DriftAdapter(QueryCompensation):
         return Adapter(self.config, width, rows)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        if self.teacher is None:  # a first task that reads no weight is shared by runs with different ones
+        if self.teacher is None:  # runs with different weights can share the first task, which does not read them
             return super().losses(batch)
         return self.distilled(batch, self.config.query_weight, self.config.video_weight)

@@ -1,9 +1,9 @@
 """Dual Softmax for any retriever: in its loss, in the search, or in both (CAMoE, arXiv:2109.04290, eqs. 15-18).
 
 Table 6 of the paper adds it to CLIP, FROZEN and CLIP4Clip. In the search it revises the complete matrix of
-queries and videos, so the other queries affect a query's ranks: the method is then *transductive*, and its numbers
-are not comparable with others. Users of the authors' code find nearly all of the gain there (starmemda/CAMoE,
-issues 4 and 7). Each direction is revised by the softmax of the other one.
+queries and videos, so other queries affect the ranks of a query. The method is then *transductive*, and its results
+are not comparable with those of other methods. Users of the authors' code report that nearly all of the gain comes from
+the search (starmemda/CAMoE, issues 4 and 7). Each direction is revised by the softmax of the other direction.
 """
 
 from __future__ import annotations
@@ -24,21 +24,27 @@ from ctvr.methods.settings import require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class DSLConfig:
-    """Settings, with ranges in search_spaces/. Temperatures are those of the authors' code and advice."""
+    """Settings, with ranges in search_spaces/. Temperatures are from the authors' code and advice."""
 
     UNPUBLISHED = ("optim.epochs", "optim.warmup", "data.batch_size")
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
-    loss: bool = setting(True, doc="revision of the retriever's contrastive loss")
-    search: bool = setting(True, doc="revision of the similarities of all queries: transductive")
-    temperature: float = setting(1000.0, doc="temperature of the prior in the loss", unpublished=True, part="loss")
-    test_temperature: float = setting(1.0, doc="temperature of the prior in the search")
-    gain: Gain = setting("batch", doc="factor of the prior. batch: B, as in the code; one: as printed", paper="one")
-    reduction: Reduction = setting("sum", doc="mean or sum of both directions; eq. 13: sum", part="loss")
+    loss: bool = setting(True, doc="whether to revise the retriever's contrastive loss")
+    search: bool = setting(
+        True, doc="whether to revise the similarities of all queries at test time, which is transductive"
+    )
+    temperature: float = setting(
+        1000.0, doc="temperature of the dual-softmax prior in the loss", unpublished=True, part="loss"
+    )
+    test_temperature: float = setting(1.0, doc="temperature of the dual-softmax prior at test time")
+    gain: Gain = setting(
+        "batch", doc="factor of the prior. batch: the batch size, as in the code; one: 1, as printed", paper="one"
+    )
+    reduction: Reduction = setting("sum", doc="mean or sum of both directions of the loss; eq. 13: sum", part="loss")
     weight: float = setting(
         1.0,
-        doc="weight of the revised loss, in place of the retriever's own for its contrastive loss (such as "
-        "FrameFusionMoE's 1 - beta)",
+        doc="weight of the revised loss, which replaces the retriever's weight of its contrastive loss (such as "
+        "1 - beta of FrameFusionMoE)",
         part="loss",
     )
 
@@ -48,14 +54,14 @@ class DSLConfig:
 
 
 class DSL(Strategy):
-    """Wrap a retriever and reweight each direction of the search by the softmax of the other."""
+    """Wrap a retriever; reweight each direction of its loss or search by the softmax of the other direction."""
 
     Config = DSLConfig
     PRESETS = {
         "paper": {},
         "loss": Override({"method.search": False}),  # not transductive
-        "search": Override({"method.loss": False}),  # trained without it
-        "shapes": {"base.lr": 4e-6},  # as clip4clip's
+        "search": Override({"method.loss": False}),  # trained without Dual Softmax
+        "shapes": {"base.lr": 4e-6},  # as for clip4clip
     }
     config: DSLConfig
 
@@ -68,8 +74,8 @@ class DSL(Strategy):
         super().check_base(config, base, base_config)
         if config.loss and not base.capabilities(base_config).uses_in_batch_negatives:
             raise ValueError(
-                "the strategy revises a contrastive loss over the pairs of a batch, but the retriever has none. "
-                "Write method.loss=false to revise the search, or name a retriever such as clip4clip."
+                "the strategy revises a contrastive loss over the pairs of a batch, which the retriever lacks. "
+                "Set method.loss=false to revise only the search, or use a retriever such as clip4clip."
             )
 
     @classmethod
@@ -81,7 +87,7 @@ class DSL(Strategy):
         """Return the retriever's terms, with `contrastive` replaced by eqs. 15-16.
 
         Raises:
-            ValueError: if the retriever has no such term.
+            ValueError: if the retriever lacks a term `contrastive`.
         """
         if not self.config.loss:
             return super().losses(batch)

@@ -1,11 +1,11 @@
-"""Experience replay: trains on pairs of former tasks together with those of the current one.
+"""Experience replay: trains on stored pairs of earlier tasks together with pairs of the current task.
 
 Chaudhry et al., "On Tiny Episodic Memories in Continual Learning", arXiv:1902.10486, over any retriever;
 preset `bmu-moco` is BMU-MoCo's competitor "ER-Ring". Without classes, the ring has one partition for
-each task. Every step of a later task draws memory pairs; the retriever's loss sees both.
+each task. Every step after the first task draws memory pairs; the retriever's loss covers them and the new pairs.
 
-It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids. Tables therefore compare its
-rows with each other only (`keeps_videos`).
+Experience replay keeps videos of earlier tasks, which the protocol of CTVR (arXiv:2503.10111) forbids. Tables therefore
+compare methods with such a memory only with each other (`keeps_videos`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ctvr.methods.layers.gather import uneven_rows, world_size
 from ctvr.methods.layers.replay.buffer import join
 from ctvr.methods.settings import require, setting
 
-# `er` on Split CIFAR-10 with 500 images: the code that DER's authors published
+# The command `er` on Split CIFAR-10 with a memory of 500 images, in the code that DER's authors published
 ORIGINAL = Recipe(
     "aimagelab/mammoth@e75a491",
     {
@@ -46,18 +46,20 @@ class ERRingConfig(ReplayConfig):
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
     quota: Literal["dynamic", "static"] = setting(
-        "dynamic", doc="share of a ring: divided among the tasks so far, or among all of the stream", part="loss"
+        "dynamic",
+        doc="division of a ring. dynamic: among the tasks so far; static: among all tasks of the stream",
+        part="loss",
     )
     ratio: float = setting(
         1.0,
-        doc="memory pairs for each pair of the step, which costs 1 + ratio times as much",
+        doc="number of memory pairs per pair of the batch; a step costs 1 + ratio times as much",
         unpublished=True,
         part="loss",
     )
     negatives: Literal["joint", "separate"] = setting(
         "joint",
-        doc="pairs that the loss contrasts. joint: those of the step and of the memory together; separate: each among "
-        "themselves, so that replay adds no in-batch negatives to a pair",
+        doc="pairs that the loss contrasts. joint: pairs of the batch and of the memory together; separate: each group "
+        "by itself, so that replay does not add in-batch negatives",
         part="loss",
     )
 
@@ -67,14 +69,14 @@ class ERRingConfig(ReplayConfig):
 
 
 class ERRing(ReplayStrategy):
-    """Train on the batch and on pairs of former tasks together."""
+    """Train on the batch and on pairs of earlier tasks together."""
 
     Config = ERRingConfig
     PRESETS = {
         "paper": {},
         "original": ORIGINAL,
         "shapes": {"base.lr": 4e-6},  # with optim.lr_scale=50, for the small backbone
-        "share-5": Override({"method.buffer_share": 0.05}),  # of the earlier pairs
+        "share-5": Override({"method.buffer_share": 0.05}),  # a memory of 5 % of the earlier pairs
         # BMU-MoCo's competitor (NeurIPS 2022, table 1): around its momentum contrast, with its memory
         "bmu-moco": Override({"method.base": "base_moco"}),
         "bmu-moco-paper": {**PAPER, "method.base": "base_moco", "method.buffer_size": 10_000},
@@ -90,16 +92,16 @@ class ERRing(ReplayStrategy):
             return self.base.losses(batch)
         rows = self.memory.sample(sizes)
         if self.config.negatives == "separate":
-            return self._separate(batch, rows, sizes)
+            return self._compute_separately(batch, rows, sizes)
         if len(rows):
             both = join(batch, self.memory.batch(rows), self.index)
-        else:  # this worker has none: the step has fewer memory pairs than workers
+        else:  # this worker does not have memory pairs, since the step has fewer of them than workers
             both = replace(batch, task_ids=torch.full((len(batch.video_ids),), self.index), pair_ids=None)
         with uneven_rows([len(batch.video_ids) + size for size in sizes]):
             return self.base.losses(both)
 
-    def _separate(self, batch: Batch, rows: Tensor, sizes: list[int]) -> dict[str, Tensor]:
-        """Return the losses of the step and of the memory pairs at `rows`, averaged over all pairs."""
+    def _compute_separately(self, batch: Batch, rows: Tensor, sizes: list[int]) -> dict[str, Tensor]:
+        """Return the losses of the batch and of the memory pairs at `rows`, averaged over all pairs."""
         new, old = len(batch.video_ids) * len(sizes), sum(sizes)
         of_step = self.base.losses(batch)
         with uneven_rows(sizes):
@@ -110,9 +112,10 @@ class ERRing(ReplayStrategy):
         return terms
 
     def replayed(self, pairs: int) -> list[int]:
-        """Return the memory pairs of every worker, for `pairs` new ones of each; their sum is that of a single worker.
+        """Return the number of memory pairs of each worker, if each has `pairs` new pairs.
 
-        If `ratio` is above 0, at least one pair is drawn; for separate losses, one for each worker.
+        The sum is the number for one worker that has all new pairs. If `ratio` is above 0, at least one pair is drawn;
+        for separate losses, at least one for each worker.
         """
         workers = world_size()
         least = workers if self.config.negatives == "separate" else 1

@@ -1,4 +1,4 @@
-"""Elastic weight consolidation: penalises changes of weights that former tasks needed.
+"""Elastic weight consolidation: penalizes changes of weights that are important for earlier tasks.
 
 Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks", arXiv:1612.00796, eq. 3, over any
 retriever, in the form that keeps one Fisher matrix for all tasks (Schwarz et al., arXiv:1805.06370, section 3.2):
@@ -8,7 +8,7 @@ retriever, in the form that keeps one Fisher matrix for all tasks (Schwarz et al
 
 theta* are the weights after the previous task. L_match is the cross-entropy of matching a batch's captions and videos
 in both directions. It replaces the papers' log-likelihood of a class: the "classes" of a video are the captions of its
-batch. Of former tasks only F and theta* are kept, twice the size of the trained weights.
+batch. Only F and theta* are kept of earlier tasks, which take twice the memory of the trained weights.
 """
 
 from __future__ import annotations
@@ -34,11 +34,17 @@ class EWCConfig:
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
     weight: float = setting(
         400.0,
-        doc="lambda of eq. 3; the paper's for Atari games; its scale depends on the size of the gradients",
+        doc="weight lambda of eq. 3; the default is the paper's for Atari games. A suitable value depends on the size "
+        "of the gradients",
         unpublished=True,
         part="loss",
     )
-    decay: float = setting(1.0, doc="gamma; 1: equal weights for all tasks, as in eq. 3", unpublished=True, part="loss")
+    decay: float = setting(
+        1.0,
+        doc="factor gamma of the previous F after each task; 1: equal weights of all tasks, as in eq. 3",
+        unpublished=True,
+        part="loss",
+    )
 
     def __post_init__(self) -> None:
         require(self, ">= 0", "weight", hint=f"Use weight=0 to train `{self.base}` alone.")
@@ -46,11 +52,12 @@ class EWCConfig:
 
 
 class EWC(Strategy):
-    """Wrap a retriever; pull its weights back in proportion to the sensitivity of former tasks."""
+    """Wrap a retriever; pull each weight back to its old value by its importance for earlier tasks."""
 
     Config = EWCConfig
-    # shapes: with optim.lr_scale=50, for the small backbone. R@1 on validation videos of shapes-5, seed 0: weight 100
-    # 31.9, 1e4 and 1e6 30.6, fine-tuning alone 33.8: there, former tasks profit most from training without a penalty.
+    # shapes: with optim.lr_scale=50, for the small backbone. R@1 on validation videos of shapes-5, seed 0, is 31.9 with
+    # weight 100, 30.6 with 1e4 and 1e6, and 33.8 with fine-tuning alone. There, earlier tasks profit most from training
+    # without a penalty
     PRESETS = {
         "paper": {},
         "shapes": Tuned({"method.weight": 100.0, "base.lr": 4e-6}, trials=3, unrecorded=["base.lr"]),
@@ -67,7 +74,7 @@ class EWC(Strategy):
 
     def __init__(self, config: EWCConfig, base: Method) -> None:
         super().__init__(config, base)
-        self._held: list[str] = []  # trained parameters that a former task was sensitive to
+        self._held: list[str] = []  # trained parameters for which an earlier task has computed F
 
     def begin_task(self, task: Task) -> None:
         super().begin_task(task)
@@ -106,9 +113,9 @@ class EWC(Strategy):
         return {name: p for name, p in self.base.named_parameters() if id(p) in chosen}
 
     def _sense(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """Pass batches on; after the last one, update F and theta* to those after the task.
+        """Yield the batches of `loader`; after the last one, update F, and set theta* to the current weights.
 
-        Every worker sees all pairs of the task here, so that nothing is gathered.
+        Every worker receives all pairs of the task here, so gradients are not gathered.
         """
         trained = self._trained()
         sums = {name: torch.zeros_like(parameter) for name, parameter in trained.items()}

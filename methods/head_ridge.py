@@ -1,16 +1,16 @@
-"""Closed-form heads on frozen towers: ridge regression from captions to their videos, summed over tasks.
+"""Closed-form heads on frozen towers: ridge regression from captions to their videos, accumulated over tasks.
 
-With x of all n training captions so far and y of their videos, both of unit length, and h(x) = relu(x R), or x if
-`features` is 0; H (n, h) and Y (n, d) have rows h(x) and y, less their means:
+x and y are unit features of the n training captions so far and of their videos. h(x) is relu(x R), or x if `features`
+is 0. H (n, h) and Y (n, d) have rows h(x) and y, minus their means:
 
     W = (H'H + ridge I)^-1 H'Y,     q = unit((h(x) - mean) W)
 
-Y is centred because the mean of all videos says nothing about a query. Everything follows from sums over pairs, so
-that the order of tasks does not change the result and nothing is forgotten: the baseline of every head that
-learns task by task. Random features are those of RanPAC (McDonnell et al.,
-arXiv:2307.02251, section 3), which regresses to classes; here the targets are the stored videos. Videos do not change.
+Y is centered because the mean of all videos does not depend on the query. W follows from sums over pairs, so the order
+of tasks does not change the result and the head does not forget. It is the baseline for heads that are trained task by
+task. Random features are those of RanPAC (McDonnell et al., arXiv:2307.02251, section 3), which regresses to classes;
+here the targets are the stored videos, which do not change.
 
-Shapes: n pairs, B captions, h numbers of a random or plain feature, d of a video, d' of a caption.
+Shapes: n pairs, B captions, h width of a random or plain feature, d width of a video, d' width of a caption.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class HeadRidgeConfig:
     UNPUBLISHED = ("method.ridge", "method.features")
 
     ridge: float = setting(10.0, doc="weight of |W|^2 in the loss")
-    features: int = setting(0, doc="random features h; 0: the caption's own numbers")
+    features: int = setting(0, doc="number h of random features; 0: the caption's feature itself")
     frame_norm: Literal["none", "l2"] = setting("none", doc="normalization of each frame's feature before the mean")
 
     def __post_init__(self) -> None:
@@ -46,12 +46,12 @@ class HeadRidgeConfig:
 
 
 class HeadRidge(Method):
-    """Frozen towers; captions are mapped by the ridge regression over all pairs so far."""
+    """Frozen towers whose captions are mapped by a ridge regression over all pairs so far."""
 
     Config = HeadRidgeConfig
     PRESETS = {"ranpac": {"method.features": 2000}}
     config: HeadRidgeConfig
-    moments: Tensor  # (1 + h, 1 + h + d) float64: sums of [1, h] times [1, h, y]
+    moments: Tensor  # (1 + h, 1 + h + d) float64: sum over pairs of the outer product of [1, h] and [1, h, y]
     weight: Tensor  # (h, d)
     center: Tensor  # (h,)
     random: Tensor  # (d', h)
@@ -81,7 +81,7 @@ class HeadRidge(Method):
 
     @torch.no_grad()
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
-        """Add the task's pairs, which every worker receives, and solve again."""
+        """Add the pairs of the task, which every worker receives, and solve the regression again."""
         for batch in loader:
             left = F.pad(self._features(caption_vectors(self.backbone, batch.tokens)).double(), (1, 0), value=1.0)
             self.moments += left.mT @ torch.cat([left, self.encode_video(batch.frames).double()], dim=1)

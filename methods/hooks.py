@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ctvr.methods.capabilities import Capabilities, is_overridden, neutral
-from ctvr.methods.data import Batch, PairSource, SeparableEncoders, Task
+from ctvr.methods.data import Batch, PairSource, Position, SeparableEncoders, Task
 from ctvr.methods.layers.gather import gather, world_size
 from ctvr.methods.layers.losses.blockwise import LARGE, contrastive_in_blocks
 from ctvr.methods.layers.losses.contrastive import contrastive
@@ -22,15 +22,15 @@ from ctvr.methods.layers.task_captions import by_task
 class Hooks(nn.Module):
     """Members that the loop calls and that a method overrides only where it needs to."""
 
-    # Facts of a built instance: they depend on the backbone or change while a stream is learned
-    max_frames: int | None = None  # frames of a video that the method has positions for; None: any number
-    # Leading vision blocks whose output is the pre-trained tower's, in every task and for any video. If > 0,
-    # `Batch.frames` and `encode_video` may receive tokens (B, T, N, D), the input of the block after them.
+    # Facts about an instance that depend on the backbone or change while a stream is learned
+    max_frames: int | None = None  # largest number of frames of a video; None: any number
+    # Number of leading vision blocks whose outputs equal those of the pre-trained tower in every task, for any video.
+    # If > 0, `Batch.frames` and `encode_video` may receive tokens (B, T, N, D), the input of the next block
     frozen_blocks: int = 0
-    gallery_is_fresh: bool = False  # set by the evaluation: the current model has encoded all searched videos
-    is_joint: bool = False  # set by a joint training: train the parameters of all tasks so far together
-    # With `Capabilities.task_conditioned_text`: passes of a caption through text towers for all tasks together, by
-    # `encode_text_once` and `move_text`; 0: `encode_text` is called for each task
+    gallery_is_fresh: bool = False  # set by the evaluation: whether the current model has encoded all videos
+    is_joint: bool = False  # set by joint training: whether to train parameters of all tasks so far
+    # With `Capabilities.task_conditioned_text`: number of passes of a caption through text towers that serve all tasks
+    # (`encode_text_once`, then `move_text` for each task). If 0, `encode_text` is called for each task
     text_passes: int = 0
 
     if TYPE_CHECKING:  # members of `Method` that the defaults call
@@ -51,7 +51,7 @@ class Hooks(nn.Module):
 
         Args:
             config: settings of the method.
-            of_base: for a strategy, whether the training of the wrapped retriever reads them.
+            of_base: for a strategy, whether the training of the wrapped retriever reads these features.
         """
         return of_base or is_overridden(cls, "on_gallery_stored")
 
@@ -59,8 +59,12 @@ class Hooks(nn.Module):
     def keeps_videos(cls, config: Any, of_base: bool = False) -> bool:
         """Return whether a later task trains on videos of earlier tasks; tables put such a method into its own block.
 
-        By default a method does if it keeps the reader of pairs that `set_pair_source` receives. A method that stores
-        frames itself must override this function. Arguments as in `trains_on_searched`.
+        By default, it does if it overrides `set_pair_source`. A method that stores frames itself must override this
+        function.
+
+        Args:
+            config: settings of the method.
+            of_base: for a strategy, whether the wrapped retriever does.
         """
         return of_base or is_overridden(cls, "set_pair_source")
 
@@ -68,18 +72,66 @@ class Hooks(nn.Module):
 
     @neutral
     def set_pair_source(self, source: PairSource) -> None:
-        """Receive the reader of former pairs; only a method that replays them keeps it, outside its state."""
+        """Receive the reader of pairs of earlier tasks; a method with replay keeps it, but not in its state."""
+
+    @neutral
+    def prepare_task(self, task: Task, loader: Iterable[Batch]) -> None:
+        """Read the data of `task` before it is trained, after `begin_task` and before `param_groups`.
+
+        `loader` yields the batches that `end_task` gets: the task's training pairs once, in order, without
+        augmentation. Every worker receives all of them. A resumed run does not repeat the call for finished tasks, so
+        keep the result in buffers, or compute it again from buffers. Do not add parameters here. If their number
+        depends on the data, create the largest number in `begin_task`, mark the parameters to train in a buffer, and
+        return these from `param_groups`.
+        """
+
+    def set_position(self, position: Position) -> None:
+        """Receive the position in training before the first `losses` of every optimizer step."""
 
     @neutral
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
         """Finish `task`. `loader` yields its training pairs once, in order, without augmentation.
 
-        A method without gradients learns here; every worker receives all pairs (`Capabilities.learns_in_end_task`).
+        A method that learns without gradients does so here (`Capabilities.learns_in_end_task`). Every worker receives
+        all pairs.
         """
 
     @neutral
     def on_gallery_stored(self, task: Task, gallery: Tensor) -> None:
         """Receive the features (V, ...) under which the videos of `task` are stored and searched."""
+
+    @neutral
+    def combine_gradients(self, gradients: dict[str, Tensor]) -> Tensor:
+        """Return the gradient of a step, (P,), from the gradient of each term of `losses`; the default is their sum.
+
+        If a method overrides this function, the loop runs one backward pass for each term. A strategy also gets the
+        terms of its retriever. `before_step` is called next.
+
+        Args:
+            gradients: name of a term -> (P,) float32, its gradient with respect to the P trained weights of
+                `param_groups`, in their order, over the pairs of the step and averaged over all workers. `losses` must
+                return terms of the same names on all workers.
+        """
+        return torch.stack(list(gradients.values())).sum(dim=0)
+
+    @neutral
+    def make_optimizer(
+        self, groups: list[dict[str, Any]], recompute: Callable[[], None]
+    ) -> torch.optim.Optimizer | None:
+        """Make the optimizer of a task; return None to use the optimizer that `optim.name` selects.
+
+        The `state` of the optimizer may contain tensors and numbers, and is dropped after the task. `optim.lr_scale`,
+        `optim.schedule`, `optim.weight_decay`, `optim.grad_clip` and `optim.accumulation_steps` apply as to other
+        optimizers.
+
+        Args:
+            groups: parameter groups for the constructor of a `torch.optim.Optimizer`. Before every step the loop sets
+                `lr` of a group to its `peak` times the factor of the schedule. `weight_decay` is 0 for parameters that
+                do not decay.
+            recompute: function for optimizers such as SAM. It computes the gradients of the step's batches again, at
+                the current weights and on every worker, calls `before_step` and clips them.
+        """
+        return None
 
     def before_step(self) -> None:
         """Read or change the complete gradient before every optimizer step, for example to clip it."""
@@ -92,7 +144,8 @@ class Hooks(nn.Module):
     def encode_video_for_task(self, frames: Tensor, task: int) -> Tensor:
         """Encode videos (B, T, 3, H, W) of the task with index `task`; the default ignores the task.
 
-        The evaluation calls this method. If former tasks are encoded again, a method may have a network for each.
+        The evaluation calls this function. If videos of earlier tasks are encoded again, a method may use another
+        network for each task.
         """
         return self.encode_video(frames)
 
@@ -111,7 +164,7 @@ class Hooks(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must define encode_text_once(tokens), or text_passes = 0.")
 
     def move_text(self, features: Any, task: int) -> Tensor:
-        """Return `encode_text(tokens, task)` from the output of `encode_text_once`, to the bit."""
+        """Return `encode_text(tokens, task)` from the output of `encode_text_once`; the results are bit-identical."""
         raise NotImplementedError(f"{type(self).__name__} must define move_text(features, task), or text_passes = 0.")
 
     def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
@@ -132,7 +185,7 @@ class Hooks(nn.Module):
 
     @neutral
     def normalize_scores_v2t(self, scores: Tensor) -> Tensor:
-        """Return final similarities, video to text: rows are captions, and each column is ranked."""
+        """Return final similarities (Q, V) for search by a video; rows are captions, and each column is ranked."""
         return self.normalize_scores(scores)
 
     def rank_answers(self, questions: Tensor, videos: Tensor, answers: Tensor) -> Tensor:
@@ -160,12 +213,14 @@ class Hooks(nn.Module):
     ) -> Tensor:
         """Return the symmetric contrastive loss, a scalar, over the pairs of all workers.
 
-        For a very large batch of cosines the matrix is not kept (layers/losses/blockwise.py).
+        For a very large batch with cosine similarities, the loss is computed in blocks, and the whole matrix is not
+        stored (layers/losses/blockwise.py).
 
         Args:
             batch: batch of this worker.
             reduction: over the pairs.
-            numbers: (B,) int64 of all workers' pairs; pairs with equal numbers are not negatives. None: all are.
+            numbers: (B,) int64, ids of the pairs of all workers; pairs with equal ids are not negatives of each other.
+                If None, all pairs are.
         """
         cls = type(self)
         is_cosine = cls.logits is Hooks.logits and cls.score is Hooks.score
@@ -178,7 +233,7 @@ class Hooks(nn.Module):
     def separable_encoders(self) -> SeparableEncoders | str:
         """Return the functions through which `losses` reads frames and tokens, or the reason why none exist.
 
-        With them a large batch is encoded in parts.
+        The loop uses these functions to encode a large batch in parts.
         """
         if self.declared.accumulation == "features":
             return SeparableEncoders(self)
@@ -187,16 +242,17 @@ class Hooks(nn.Module):
     # ---------------------------------------------------------------- logs
 
     def task_metrics(self) -> dict[str, float]:
-        """Return numbers that are logged after a task as `task/NAME`, at the number of tasks."""
+        """Return metrics that are logged after a task as `task/NAME`; MLflow's step is the number of learned tasks."""
         return {}
 
     def similarities(self) -> dict[str, Tensor]:
-        """Return square matrices of cosines in [-1, 1] that are drawn after a stream."""
+        """Return square matrices of cosines in [-1, 1], by name; they are drawn as heat maps after a stream."""
         return {}
 
     def batch_metrics(self) -> dict[str, float | Tensor]:
-        """Return numbers of the last batch, logged as `train/NAME`: means over an epoch, at the number of steps.
+        """Return statistics of the last batch, of which the mean over an epoch is logged as `train/NAME`.
 
-        Leave scalars on the device: to read one in every step makes the host wait.
+        The MLflow step is the number of optimizer steps so far. Leave scalars on the device, because the host waits
+        for the device if it reads a scalar in every step.
         """
         return {}

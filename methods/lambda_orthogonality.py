@@ -1,23 +1,23 @@
-"""Lambda-orthogonality: a nearly orthogonal map from the new model's captions to the old model's, after each task.
+"""Lambda-orthogonality: a nearly orthogonal map from the new to the old model's caption space, fitted after each task.
 
 Ricci, Biondi, Pernici, Patras, Del Bimbo, NeurIPS 2025, arXiv:2509.16664, over any retriever whose caption is one
 vector. x and y are unit features of a task's training captions by the model after and before the task. The paper's
-backward map B takes x to the old space, free enough to adapt and stiff enough to keep the new model's geometry:
+backward map B takes x to the old space. It must adapt to y and yet keep the geometry of the new model:
 
     strict   B(x) = x exp(P),  P skew
     relaxed  B(x) = x W + b,   plus sigmoid(sharpness (e - lambda)) e,  e = |W W' - I|_F      (eq. 6)
     L = distance_weight mean |B(x) - y|^2 + contrastive_weight contr(B(x), y) + the penalty      (eq. 2)
 
 e and lambda are distances that grow with the root of the width d, so the setting is lambda / sqrt(d). The paper's 12 at
-d = 512 is for two models that were trained apart. A task moves one model much less: 500 steps from W = I end far below
-that lambda, and W is then an unconstrained affine map. `task/orthogonality_gap` and `task/orthogonality_penalty` report
-e and the penalty of each fit, and a table marks a row whose penalty never acted.
+d = 512 is for two models that were trained separately. A task changes one model much less, so 500 steps from W = I end
+far below that lambda, and B is then an unconstrained affine map. `task/orthogonality_gap` and
+`task/orthogonality_penalty` report e and the penalty of each fit, and a table marks a row whose penalty never acted.
 
 The maps of tasks are chained (methods/families/compensation.py). Our reading: the paper was read in a stored
 translation, and the authors' code was not available. The paper trains one upgrade of image models with Adam at 0.001;
 its sharpness (alpha) and weights are not known to us. Its contrastive loss is supervised by classes and also trains a
-forward map F, which rewrites stored features; without labels, the loss of pairs is used here. F is omitted, since
-nothing may rewrite a stored gallery here. Its order of re-encoding (by the distance to the mean of a class) is omitted,
+forward map F, which rewrites stored features; without labels, the loss of pairs is used here. F is omitted, since a
+stored gallery must not be rewritten here. The order of re-encoding (by the distance to the mean of a class) is omitted,
 too.
 """
 
@@ -38,23 +38,27 @@ from ctvr.methods.settings import SettingError, group, require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class BackwardConfig:
-    """B with its loss and its steps."""
+    """Settings of the map B: its loss and its optimization."""
 
     distance_weight: float = setting(1.0, doc="weight of the squared distance, eq. 2", unpublished=True, later=True)
     contrastive_weight: float = setting(
         0.0, doc="weight of the contrastive loss of pairs; 0: without it", unpublished=True, later=True
     )
-    temperature: float = setting(0.07, doc="temperature of the contrastive loss; ours", later=True, part="loss")
+    temperature: float = setting(0.07, doc="temperature of the contrastive loss; our choice", later=True, part="loss")
     lr: float = setting(1e-3, doc="learning rate of the map", later=True, part="recipe")
     steps: int = setting(
-        500, doc="steps of the map, each over all pairs; ours", unpublished=True, later=True, part="recipe"
+        500,
+        doc="number of steps that fit the map, each over all pairs; our choice",
+        unpublished=True,
+        later=True,
+        part="recipe",
     )
 
     def __post_init__(self) -> None:
         require(self, ">= 0", "distance_weight", "contrastive_weight", hint="Use 0 to leave the term out.")
         if self.distance_weight == self.contrastive_weight == 0:
             raise SettingError(
-                "<distance_weight> and <contrastive_weight> are 0: nothing fits the map", "Use one of them."
+                "<distance_weight> and <contrastive_weight> are 0, so the map has no loss", "Set one of them above 0."
             )
         require(self, "> 0", "temperature", hint="Use <temperature>=0.07.")
         require(self, "> 0", "lr", hint="Use <lr>=0.001.")
@@ -67,7 +71,7 @@ class BackwardConfig:
         return x @ w["matrix"] + w["shift"]
 
     def penalty(self, w: Weights) -> Tensor | float:
-        """Return the penalty on the form of the map."""
+        """Return the penalty of eq. 6 for the weights of a map, a scalar; 0 for a map without a penalty."""
         return 0.0
 
     def fit(self, x: Tensor, y: Tensor) -> Weights:
@@ -91,7 +95,8 @@ class RelaxedConfig(BackwardConfig):
     name: Literal["relaxed"] = "relaxed"
     relative_threshold: float = setting(
         0.53,
-        doc="free distance lambda from orthogonal matrices, eq. 6, over the root of the width; the paper's 12 at 512",
+        doc="distance lambda from orthogonal matrices below which the penalty hardly acts, eq. 6, divided by the root "
+        "of the width; the paper has 12 at width 512",
         later=True,
     )
     sharpness: float = setting(
@@ -100,7 +105,7 @@ class RelaxedConfig(BackwardConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, ">= 0", "relative_threshold", hint="The paper's is 0.53.")
+        require(self, ">= 0", "relative_threshold", hint="The paper's value is 0.53.")
         require(self, "> 0", "sharpness", hint="Use <sharpness>=10.")
 
     def start(self, width: int) -> Weights:
@@ -113,7 +118,7 @@ class RelaxedConfig(BackwardConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class StrictConfig(BackwardConfig):
-    """Rotation exp(P)."""
+    """Orthogonal map x exp(P), P skew-symmetric."""
 
     name: Literal["strict"] = "strict"
 
@@ -134,7 +139,9 @@ class LambdaOrthogonalityConfig:
     UNPUBLISHED = ("base.lr",)
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
-    map: RelaxedConfig | StrictConfig = group(MAPS, "relaxed", doc="map from new to old captions", later=True)
+    map: RelaxedConfig | StrictConfig = group(
+        MAPS, "relaxed", doc="map from the new to the old caption space", later=True
+    )
     pairs: int = setting(4096, doc="maximum number of captions to which a map is fitted", unpublished=True, later=True)
 
     def __post_init__(self) -> None:
@@ -142,15 +149,15 @@ class LambdaOrthogonalityConfig:
 
 
 class LambdaOrthogonality(QueryCompensation):
-    """Wrap a retriever; map its captions, nearly without distortion, to the model that stored the searched videos."""
+    """Wrap a retriever; map its captions, nearly without distortion, to the space of the model that encoded a video."""
 
     Config = LambdaOrthogonalityConfig
     PRESETS = {
         "paper": {},
         "strict": Override({"method.map.name": "strict"}),
-        "soft": Override({"method.map.relative_threshold": 0.0}),  # soft orthogonality, the paper's other end
+        "soft": Override({"method.map.relative_threshold": 0.0}),  # soft orthogonality, the paper's other extreme
         "contrastive": Override({"method.map.contrastive_weight": 0.1}),  # the weight is ours
-        "shapes": {"base.lr": 4e-6},  # as clip4clip's, with optim.lr_scale=50, for the small backbone
+        "shapes": {"base.lr": 4e-6},  # as for clip4clip, with optim.lr_scale=50, for the small backbone
     }
     config: LambdaOrthogonalityConfig
 

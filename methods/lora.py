@@ -1,16 +1,16 @@
 """LoRA on frozen CLIP: row "LoRA" of TempMe (arXiv:2409.01156, section 3.1), after Hu et al., arXiv:2106.09685.
 
-    [q; k; v] = W y + b + B A y     in every block of both towers, A (r, D), B (3D, r) zero at first
+    [q; k; v] = W y + b + B A y     in every block of both towers, A (r, D), B (3D, r), which starts at zero
 
 The rest of the retriever is in methods/families/tempme_family.py. With reducer.name=tempme it is the row "TempMe";
 preset `tome` is the row "ToMe": every block merges r patches of each frame, between attention and MLP, by the
 similarity of their keys, and a merged token counts in attention once for each of its patches (Bolya et al.,
-arXiv:2210.09461, section 3). It is TempMe's "+ImgMe" row (table 8). `reducer.name=tome_shared` is ours: one choice for
-all frames of a video, so that token i has the same position in all. Preset `evit` is the row "EVIT": in blocks 3, 6, 9
-of 12 the class token keeps 70 % of the patches and the others are fused (layers/reduction/evit.py). Presets `sta`,
-`diffrate` and `testa` are the rows of these names (sta.py, diffrate.py, testa.py). The paper prints no rate for any of
-them; the defaults reproduce its multiply-adds, and its numbers of tokens where it prints them. TESTA's 0.59 M
-parameters are LoRA on four more attentions, over time, and four gates.
+arXiv:2210.09461, section 3). It is TempMe's "+ImgMe" row (table 8). `reducer.name=tome_shared` is ours: it merges the
+same tokens in all frames of a video, so that token i has the same position in all. Preset `evit` is the row "EVIT": in
+blocks 3, 6, 9 of 12 the class token keeps 70 % of the patches and the others are fused (layers/reduction/evit.py).
+Presets `sta`, `diffrate` and `testa` are the rows of these names (sta.py, diffrate.py, testa.py). The paper does not
+print their reduction rates; the defaults reproduce its multiply-adds and, where it prints them, its token counts. The
+0.59 M parameters of TESTA are LoRA on four more attentions, over time, and four gates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ctvr.methods.base import Capabilities, Override, Recipe
 from ctvr.methods.families.tempme_family import PAPER, RELEASED, SHAPES, AdaptedClip, AdaptedConfig, JointLoRA
 from ctvr.methods.settings import require, setting
 
-# ToMe has no training of its own: its README patches a trained ViT. LoRA at its start leaves CLIP unchanged.
+# ToMe is not trained: its README patches a trained ViT. Untrained LoRA leaves CLIP unchanged.
 TOME = Recipe(
     "facebookresearch/ToMe (commit not recorded)",
     {
@@ -72,7 +72,7 @@ class Lora(AdaptedClip):
         "evit": Override({"method.reducer.name": "evit"}),  # the rows `evit`, `sta`, `diffrate`, `testa`
         "sta": Override({"method.reducer.name": "sta"}),
         "diffrate": Override({"method.reducer.name": "diffrate"}),
-        # the first task searches rates that cost Table 1's 36.8 of a ViT-B/32 and 12 frames; nothing else learns
+        # the first task searches rates for the 36.8 GMACs of table 1 (ViT-B/32, 12 frames), and trains only the rates
         "diffrate-search": Override({"method.reducer.name": "diffrate", "method.reducer.search_macs": 3.07}),
         "testa": Override({"method.reducer.name": "testa"}),
     }

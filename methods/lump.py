@@ -1,19 +1,19 @@
-"""LUMP: mixes every pair with a pair of a former task.
+"""LUMP: mixes every pair of the batch with a stored pair of an earlier task.
 
 Madaan et al., "Representational Continuity for Unsupervised Continual Learning", arXiv:2110.06976, section 4,
-over any retriever; methods/lump_moco.py is the same as a competitor of BMU-MoCo. One lambda ~ Beta(alpha, alpha)
+over any retriever; methods/lump_moco.py is the variant compared in BMU-MoCo's paper. One lambda ~ Beta(alpha, alpha)
 for each batch:
 
     V~ = lambda V + (1 - lambda) V^M  on pixels,   T~ = lambda T + (1 - lambda) T^M  on token embeddings
-    L = L_retriever(V~, T~) alone; the unmixed batch has no loss
+    L = L_retriever(V~, T~); there is no loss of the unmixed batch
 
-A mixed pair has the video, category and number of words of the pair with the larger share.
+A mixed pair has the video id, category and caption length of the pair with the larger share.
 Difference: LUMP writes its memory during training; here pairs enter the reservoir when their task ends, so mixing
 starts with the second task. A mixed caption is encoded for the current task. Retrievers that rewrite captions before
 they read them (methods/lpi, and methods/camoe.py with sentences=rkw) need mix_level=feature.
 
-It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids. Tables therefore compare its
-rows with each other only (`keeps_videos`).
+LUMP keeps videos of earlier tasks, which the protocol of CTVR (arXiv:2503.10111) forbids. Tables therefore compare
+methods with such a memory only with each other (`keeps_videos`).
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class LUMP(ReplayStrategy):
         return self.mixed(batch, memory, sample_lambda(self.config.alpha))
 
     def mixed(self, batch: Batch, memory: Batch, lam: float) -> dict[str, Tensor]:
-        """Compute the retriever's losses of the mixtures lam * `batch` + (1 - lam) * `memory`, pair by pair.
+        """Return the retriever's losses on the mixtures lam * `batch` + (1 - lam) * `memory`, pair by pair.
 
         Raises:
             ValueError: if the retriever does not support mixing at `mix_level`.

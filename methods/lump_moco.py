@@ -1,13 +1,13 @@
-"""LUMP on momentum contrast: every pair is mixed with a pair of a former task.
+"""LUMP on momentum contrast: every pair of the batch is mixed with a stored pair of an earlier task.
 
 Madaan et al., "Representational Continuity for Unsupervised Continual Learning", arXiv:2110.06976, section 4,
 as a competitor of BMU-MoCo (NeurIPS 2022, table 1, "LUMP"). One lambda ~ Beta(alpha, alpha) for each batch:
 
     V~ = lambda V + (1 - lambda) V^M  on pixels,   T~ = lambda T + (1 - lambda) T^M  on token embeddings
-    L = L_moco(V~, T~) alone; keys are encoded from the mixed pairs and enter the queue
+    L = L_moco(V~, T~); keys are encoded from the mixed pairs and enter the queue
 
 Token ids cannot be mixed, so captions are mixed after token and position embedding, and their pooling
-weights by the same lambda. A mixed pair counts as the video with the larger share. Difference: LUMP
+weights by the same lambda. A mixed pair has the video id of the pair with the larger share. Difference: LUMP
 writes its memory during training; here pairs enter the reservoir when their task ends, so mixing starts
 with the second task, as the shared first task of the paper's table implies.
 """
@@ -36,7 +36,7 @@ class LUMPMoCoConfig(MixingConfig, ReplayConfig):
 
     UNPUBLISHED = MOCO_UNPUBLISHED
 
-    base: str = setting("base_moco", doc="name of a method of methods/families/momentum.py, whose settings are base.*")
+    base: str = setting("base_moco", doc="name of the wrapped momentum-contrast retriever, whose settings are base.*")
     buffer_policy: Policy = setting("reservoir", doc=RESERVOIR, part="loss")
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class LUMPMoCo(ReplayStrategy):
         return {"contrastive": self.mixed_contrast(batch, self.memory.batch(rows), lam)}
 
     def mixed_contrast(self, batch: Batch, memory: Batch, lam: float) -> Tensor:
-        """Compute the momentum-contrast loss of `lam` of `batch` and the rest of `memory`, pair by pair."""
+        """Compute the momentum-contrast loss, a scalar, of the mixtures lam * `batch` + (1 - lam) * `memory`."""
         queries = self._mix(self.base.encoders, batch, memory, lam)
         with torch.no_grad():
             keys = [self._mix(momentum.encoders, batch, memory, lam) for momentum in self.base.momenta]

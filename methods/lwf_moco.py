@@ -1,12 +1,12 @@
-"""LwF on momentum contrast: distils the previous model's similarities of a batch.
+"""LwF on momentum contrast: distills the similarities of a batch from the previous model.
 
 Li & Hoiem, "Learning without Forgetting", arXiv:1606.09282, as a competitor of BMU-MoCo (NeurIPS 2022,
-table 1, "LwF"), which gives no formula. Our port: the "classes" of a video are the captions of its batch.
+table 1, "LwF"), which does not give a formula. Our port: the "classes" of a video are the captions of its batch.
 
     S = q^V q^T' / tau_d of the student, S* of the teacher, both (B, B)
     L = L_moco + alpha / 2 (mean KL(softmax S*_i || softmax S_i) over rows + the same over columns)
 
-The teacher is theta at the end of the previous task, so the first task is the wrapped retriever's own.
+The teacher is theta at the end of the previous task, so the first task has the loss of the wrapped retriever alone.
 """
 
 from __future__ import annotations
@@ -32,26 +32,25 @@ class LwFMoCoConfig:
 
     UNPUBLISHED = MOCO_UNPUBLISHED
 
-    base: str = setting("base_moco", doc="name of a method of methods/families/momentum.py, whose settings are base.*")
+    base: str = setting("base_moco", doc="name of the wrapped momentum-contrast retriever, whose settings are base.*")
     alpha: float = setting(1.0, doc="weight of the distillation", unpublished=True, later=True, part="loss")
     tau: float = setting(0.07, doc="temperature tau_d of the distillation", unpublished=True, later=True, part="loss")
     distill: Literal["inbatch_kl", "queue_kl", "feature_l2"] = setting(
         "inbatch_kl",
-        doc="distillation loss. queue_kl: KL over the pair's own key and the queue, the same for both; "
-        "feature_l2: ||q - q*||^2 in both modalities",
+        doc="distillation loss. inbatch_kl: KL over the pairs of the batch; queue_kl: KL over the pair's own key and "
+        "the queue, which teacher and student share; feature_l2: ||q - q*||^2 in both modalities",
         unpublished=True,
         later=True,
         part="loss",
     )
-    # queue_kl: over the pair's own key and the queue, seen alike by both. feature_l2: ||q - q*||^2 in both modalities
 
     def __post_init__(self) -> None:
         require(self, ">= 0", "alpha", hint=f"Use 0 to train `{self.base}` alone.")
-        require(self, "> 0", "tau", hint="Use 0.07, the retriever's own.")
+        require(self, "> 0", "tau", hint="Use 0.07, the retriever's temperature.")
 
 
 class LwFMoCo(Strategy):
-    """From the second task on, keep the relations of a batch close to those of the previous model."""
+    """From the second task on, keep the similarities of a batch close to the previous model's similarities."""
 
     Config = LwFMoCoConfig
     PRESETS = {"paper": PAPER, "shapes": SHAPES_WRAPPED}
@@ -75,7 +74,7 @@ class LwFMoCo(Strategy):
         }
 
     def distil(self, student: Pair, teacher: Pair, keys: Pair) -> Tensor:
-        """Compute L_kd; `keys` are those of the first momentum encoders and serve `queue_kl` only."""
+        """Compute the distillation loss, a scalar; `keys`, of the first momentum encoders, are for `queue_kl` only."""
         with torch.autocast(student.video.device.type, enabled=False):
             if self.config.distill == "feature_l2":
                 return sum(((q - z) ** 2).sum(dim=-1).mean() for q, z in zip(student, teacher)) / 2  # type: ignore[return-value]

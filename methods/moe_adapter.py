@@ -4,21 +4,21 @@ Yu et al., "Boosting Continual Learning of Vision-Language Models via Mixture-of
 arXiv:2403.11549 (CVPR 2024), section 3.2, in the form of a baseline of CTVR (arXiv:2503.10111, table 1).
 In every block of both towers, with h the tokens after attention and c one token of the sample:
 
-    E_e(h) = 0.1 (ReLU(h W_down + b) W_up + b),  W_up and biases 0 at first
-    gates  = softmax(Top2(c R_t)); while training c R_t + eps (softplus(c N_t) + 0.01), R_t and N_t 0 at first
+    E_e(h) = 0.1 (ReLU(h W_down + b) W_up + b),  W_up and biases start at 0
+    gates  = softmax(Top2(c R_t)); in training c R_t + eps (softplus(c N_t) + 0.01), R_t and N_t start at 0
     x      = h + MLP(LN2 h) + sum_e gates_e E_e(h)
 
 c is the mean of the frames' class tokens; for captions it is the start-of-text token, as in both released
-codes. That token does not depend on the caption: all captions share their gates (`text_gate=eot`
-reads the caption). After a task the two most used experts of each block are frozen.
+codes. That token does not depend on the caption, so all captions share their gates; with `text_gate=eot`, gates
+depend on the caption. After a task the two most used experts of each block are frozen.
 
 CTVR's trainer was not released. The method needs the task of a query, and the paper does not specify its source: here a
-caption that searches the videos of task i takes router i (`query_router=block`), which needs no task label of the
-query. Omitted: the original's autoencoders, which guess the task of an *image* (DDAS; the printed 59.8 M parameters are
-the original's, with one of them), and its load-balancing term, which its code computes and never adds. Its learning
-rate for retrieval is unpublished; the original's is 1e-3.
+caption that searches the videos of task i takes router i (`query_router=block`), so the query does not need a task
+label. Omitted are the original's autoencoders, which guess the task of an *image* (DDAS), and its load-balancing term,
+which its code computes but never adds to the loss. The printed 59.8 M parameters include one autoencoder. The learning
+rate for retrieval is unpublished; the original uses 1e-3.
 
-Shapes: B videos or captions, T frames, G = B * T groups, N tokens of a group, D width, E experts, K chosen.
+Shapes: B videos or captions, T frames, G = B * T groups, N tokens of a group, D width, E experts, K chosen experts.
 """
 
 from __future__ import annotations
@@ -76,15 +76,17 @@ class MoEAdapterConfig:
 
     lr: float = setting(1e-3, doc="learning rate of experts and routers", unpublished=True, part="recipe")
     num_experts: int = setting(22, doc="number of experts E", unpublished=True)
-    top_k: int = setting(2, doc="experts per token K", unpublished=True, at_most="num_experts")
-    bottleneck: int = setting(64, doc="width of an expert", unpublished=True)
-    dropout: float = setting(0.1, doc="dropout on the bottleneck")
-    frozen_per_task: int = setting(2, doc="experts of each block that a task reserves")
+    top_k: int = setting(
+        2, doc="number K of experts for each video or caption", unpublished=True, at_most="num_experts"
+    )
+    bottleneck: int = setting(64, doc="hidden width of an expert", unpublished=True)
+    dropout: float = setting(0.1, doc="dropout rate in the bottleneck of an expert")
+    frozen_per_task: int = setting(2, doc="number of experts of each block that are frozen after a task")
     text_gate: Literal["sot", "eot"] = setting(
-        "sot", doc="caption token that the router reads: first or last", unpublished=True
+        "sot", doc="caption token that the router reads. sot: start of text; eot: end of text", unpublished=True
     )
     query_router: Literal["block", "last"] = setting(
-        "block", doc="router of queries; last: the current task's for all queries"
+        "block", doc="router of a query. block: of the task whose videos are searched; last: of the current task"
     )
 
     def __post_init__(self) -> None:
@@ -92,11 +94,11 @@ class MoEAdapterConfig:
         check_top_k(self.top_k, self.num_experts)
         require(self, ">= 1", "bottleneck", hint="The paper uses 64.")
         require(self, "in [0, 1)", "dropout")
-        require(self, ">= 0", "frozen_per_task", hint="Use 0 to freeze no expert.")
+        require(self, ">= 0", "frozen_per_task", hint="Use 0 to keep all experts trainable.")
 
 
 class Expert(nn.Module):
-    """One expert: a bottleneck."""
+    """One expert, a bottleneck MLP: (..., D) -> (..., D)."""
 
     def __init__(self, width: int, bottleneck: int, dropout: float) -> None:
         super().__init__()
@@ -113,8 +115,9 @@ class Expert(nn.Module):
 class Mixture(RoutingRecorder):
     """The experts of one block and its routers, one for each task of the stream."""
 
+    EPOCH_STATE = ("used",)
     frozen: Tensor  # (E,) bool
-    used: Tensor  # (E,) int64, samples of the current task that chose an expert
+    used: Tensor  # (E,) int64: number of samples of the current task that chose each expert
 
     def __init__(self, width: int, config: MoEAdapterConfig) -> None:
         super().__init__()
@@ -136,30 +139,37 @@ class Mixture(RoutingRecorder):
             self.routers.append(router.train(self.training))
 
     def trained(self, tasks: Sequence[int], frozen: Sequence[bool]) -> list[nn.Parameter]:
-        """Return the experts that are not `frozen` (E,) and the routers of `tasks`."""
+        """Return the parameters of the experts that are not `frozen` (E,) and of the routers of `tasks`."""
         free = [e for e, is_frozen in zip(self.experts, frozen) if not is_frozen]
         return [p for module in (*free, *(self.routers[task] for task in tasks)) for p in module.parameters()]
 
     def gates(self, c: Tensor, task: int) -> Tensor:
-        """Compute (B, E) float32 of token c (B, D): K non-zeros per row, which sum to 1. Training counts them."""
+        """Compute gates (B, E) float32 from tokens c (B, D): K non-zero values per row, which sum to 1.
+
+        In training, `used` counts the chosen experts.
+        """
         gates = self.routers[task](c)
         if self.training and not is_recomputing():
             self.used += (gates > 0).sum(dim=0)
         return gates
 
     def forward(self, h: Tensor, gates: Tensor) -> Tensor:
-        """Compute sum_e gates_e E_e(h) of groups (G, N, D), gates (B, E), G a multiple of B, by chosen experts only."""
-        if h.is_meta:  # sizes only
+        """Compute sum_e gates_e E_e(h) for groups h (G, N, D) and gates (B, E), G a multiple of B.
+
+        Only chosen experts are computed.
+        """
+        if h.is_meta:  # a meta tensor has a shape, but not values
             return torch.zeros_like(h)
         if h.device.type == "cpu":
             return self.one_by_one(h, gates.repeat_interleave(len(h) // len(gates), dim=0))
-        self.note(gates)
+        if torch.is_grad_enabled():
+            self.note((gates > 0).any(dim=0))
         return self.side_by_side(h, gates)
 
     def side_by_side(self, h: Tensor, gates: Tensor) -> Tensor:
-        """Act as `forward` on a GPU without reading the choices on the host: each sample gathers its experts.
+        """Compute `forward` on a GPU: each sample gathers the weights of its K experts, of hidden width H.
 
-        H is the width of a bottleneck, K the number of experts of a sample.
+        So the host does not wait for the choice of experts.
         """
         x = h.unflatten(0, (len(gates), -1)).flatten(1, 2)  # (B, G / B * N, D)
         best, chosen = gates.topk(min(self.config.top_k, gates.shape[1]), dim=-1)  # (B, K)
@@ -174,7 +184,7 @@ class Mixture(RoutingRecorder):
         return (SCALE * y).to(h.dtype).unflatten(1, (-1, h.shape[1])).flatten(0, 1)
 
     def one_by_one(self, h: Tensor, gates: Tensor) -> Tensor:
-        """Act as `forward` on a CPU, for groups (G, N, D) with gates (G, E)."""
+        """Compute `forward` on a CPU, expert by expert, for groups (G, N, D) with gates (G, E)."""
         y = torch.zeros_like(h)
         for e in (gates > 0).any(dim=0).nonzero()[:, 0].tolist():
             rows = (gates[:, e] > 0).nonzero()[:, 0]
@@ -184,7 +194,7 @@ class Mixture(RoutingRecorder):
 
     @torch.no_grad()
     def freeze_most_used(self) -> None:
-        """Freeze the experts that the task used most, over all workers; ties go to the lower number."""
+        """Freeze the experts that the task used most, over all workers; of equal ones, the lower index is frozen."""
         if world_size() > 1:
             dist.all_reduce(self.used)
         chosen = self.used.argsort(descending=True, stable=True)[: self.config.frozen_per_task]
@@ -192,7 +202,7 @@ class Mixture(RoutingRecorder):
 
 
 class _Beside:
-    """One mixture during one pass: it reads h after the attention and adds its output after the MLP."""
+    """Hooks of one mixture for one forward pass: it reads h after the attention, and is added after the MLP."""
 
     def __init__(self, mixture: Mixture, task: int, gate: Literal["class", "sot", "eot"]) -> None:
         self.mixture, self.task, self.gate = mixture, task, gate
@@ -213,7 +223,7 @@ class _Beside:
         return x + self.answer
 
     def token(self, h: Tensor, state: TokenState) -> Tensor:
-        """Return c (B, D)."""
+        """Return the tokens c (B, D) that the router reads."""
         if self.gate == "class":
             return frame_mean(h[:, 0].unflatten(0, (state.batch, -1)))
         if self.gate == "sot" or state.eot is None:
@@ -240,7 +250,6 @@ class MoEAdapter(Method):
             fits_vectors=True,
             joins_tasks=True,
             task_conditioned_text=is_by_task,
-            has_epoch_state=True,  # `used`
         )
 
     def __init__(self, config: MoEAdapterConfig, backbone: Clip) -> None:
@@ -266,7 +275,7 @@ class MoEAdapter(Method):
             mixture.freeze_most_used()
 
     def param_groups(self) -> list[ParamGroup]:
-        kept = torch.stack([mixture.frozen for mixture in self.mixtures])  # read at once
+        kept = torch.stack([mixture.frozen for mixture in self.mixtures])  # one transfer to the host
         frozen = [[False] * row.numel() for row in kept] if kept.is_meta else kept.tolist()
         tasks = range(0 if self.is_joint else self._index, self._index + 1)
         trained = (mixture.trained(tasks, row) for mixture, row in zip(self.mixtures, frozen))
@@ -278,14 +287,14 @@ class MoEAdapter(Method):
         return self._video(frames, self._index)
 
     def encode_video_for_task(self, frames: Tensor, task: int) -> Tensor:
-        """Act as `encode_video`; after joint training use the router of the videos' task."""
+        """Encode videos as `encode_video` does, but after joint training with the router of their task."""
         return self._video(frames, task if self.is_joint else self._index)
 
     def _video(self, frames: Tensor, router: int) -> Tensor:
         return mean_pool(self.backbone.vision(frames, self._seams(self.vision, router, "class")))
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
-        """Compute unit features (B, d) of captions (B, L) that search the videos of `task`; None: the current task."""
+        """Compute unit features (B, d) of captions (B, L) that search the videos of `task`, by default the current."""
         index = task if task is not None and self.declared.task_conditioned_text else self._index
         return l2_normalize(self.backbone.text(tokens, self._seams(self.text, index, self.config.text_gate)))
 
@@ -296,7 +305,7 @@ class MoEAdapter(Method):
     def _seams(
         self, mixtures: nn.ModuleList, task: int, gate: Literal["class", "sot", "eot"]
     ) -> list[BlockSeams] | None:
-        """Build the seams; None before the first task, when the method is CLIP."""
+        """Build the hooks (seams) of a tower; None before the first task, when the model equals CLIP."""
         if not self.mixtures[0].routers:
             return None
         return [_Beside(mixture, task, gate).seams() for mixture in mixtures]  # type: ignore[arg-type]

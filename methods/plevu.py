@@ -1,16 +1,17 @@
-"""Efficient-Prompt, the row "PLEVU" of TempMe's tables: vectors around the words, a transformer over the frames.
+"""PLEVU (Efficient-Prompt): learned vectors around the words of a caption, and a transformer over the frames.
 
-Ju et al., "Prompting Visual-Language Models for Efficient Video Understanding", ECCV 2022, arXiv:2112.04478; code
-ju-chen/Efficient-Prompt, which is for action recognition. Its text and video sides are as released; that captions
-replace class names is our interpretation, since no code of its retrieval is public.
+Ju et al., "Prompting Visual-Language Models for Efficient Video Understanding", ECCV 2022, arXiv:2112.04478; row
+"PLEVU" of TempMe's tables. The released code (ju-chen/Efficient-Prompt) is for action recognition. Text and video sides
+follow it. Captions in place of class names are our interpretation, because its code for retrieval is not public.
 
-    caption: [start, a vectors, words, b vectors, end], vectors being rows of one table by their positions: prefix rows
-             1..a, postfix rows after the last word, which differ by the length of a caption; then CLIP's positions
-    video:   f_t = CLIP's feature of frame t, not normalised; `layers` transformer blocks over f + time; their mean
+    caption: [start, a vectors, words, b vectors, end]; the vectors are rows of one table, indexed by position: rows
+             1..a for the prefix, the rows after the last word for the postfix; then CLIP's positions are added
+    video:   f_t = CLIP's feature of frame t, not normalized; `layers` transformer blocks over f + time; their mean
     S = unit(t) unit(v)^T;  loss = cross-entropy of S / tau, of both directions (released: of videos over captions)
 
-CLIP is frozen. No new part is zero at first, so it does not start as CLIP. With two layers and 12 frames 6,350,336
-weights learn, which TempMe prints as 6.35 M. Captions that leave no room are cut and end with the end of text.
+CLIP is frozen. The new parts do not start at zero, so the initial model differs from CLIP. With two layers and 12
+frames, 6,350,336 weights are trained; TempMe prints 6.35 M. A caption that is too long for the vectors is cut, and ends
+with the end-of-text token.
 
 Shapes: B videos or captions, T frames, L tokens of a caption, E width of the text tower, d joint embedding.
 """
@@ -75,12 +76,13 @@ class PLEVUConfig:
     postfix: int = setting(16, doc="number of postfix tokens b, at most a quarter of the text length", unpublished=True)
     layers: int = setting(
         2,
-        doc="layers over the frames: two give the parameter count that TempMe prints, the documented command has one",
+        doc="number of transformer blocks over the frames; two give TempMe's parameter count, the documented command "
+        "has one",
         unpublished=True,
     )
-    heads: int = setting(8, doc="attention heads of these layers")
-    num_frames: int = setting(12, doc="rows of the table of frame positions; videos may have fewer")
-    tau: float = setting(0.07, doc="fixed temperature, not CLIP's", part="loss")
+    heads: int = setting(8, doc="number of attention heads in the blocks over the frames")
+    num_frames: int = setting(12, doc="maximum number of frames of a video: rows of the table of frame positions")
+    tau: float = setting(0.07, doc="temperature, which is fixed and not CLIP's", part="loss")
     directions: Literal["both", "video"] = setting(
         "both", doc="directions of the loss; video: each video over the captions, as released", part="loss"
     )
@@ -93,7 +95,7 @@ class PLEVUConfig:
 
 
 class PLEVU(Method):
-    """Frozen CLIP with learned vectors around the words and a small transformer over its frames."""
+    """Frozen CLIP with learned vectors around the words of a caption and a small transformer over frames."""
 
     Config = PLEVUConfig
     PRESETS = {
@@ -129,7 +131,7 @@ class PLEVU(Method):
         return l2_normalize(self.over_frames(self.backbone.vision(frames)))
 
     def over_frames(self, x: Tensor) -> Tensor:
-        """Pool frame features (B, T, d) into features of videos (B, d), not normalised."""
+        """Pool frame features (B, T, d) into features of videos (B, d), not normalized."""
         if len(self.frames):
             x = x + self.times[: x.shape[1]].to(x.dtype)
         for block in self.frames:
@@ -147,7 +149,7 @@ class PLEVU(Method):
     def placed(self, x: Tensor, state: TokenState) -> Tensor:
         """Insert the vectors around the words of embedded captions (B, L, E), cut to the context length: (B, L', E)."""
         table, (a, b), length = self.backbone.text.positional_embedding, self.around, x.shape[1]
-        words = x - table[:length].to(x.dtype)  # their positions change
+        words = x - table[:length].to(x.dtype)  # without position embeddings, since positions change
         end = last_end(state)[:, None]  # (B, 1)
         at = self.end(end)
         place = torch.arange(min(length + a + b, len(table)), device=x.device)
@@ -158,13 +160,11 @@ class PLEVU(Method):
         return torch.where(is_word[..., None], words.gather(1, index), own) + table[: len(place)].to(x.dtype)
 
     def end(self, end: Tensor) -> Tensor:
-        """Return the position of the end of text after the insertion; the last position, if the caption fills all
-        others.
-        """
+        """Map the position of the end-of-text token to its position after the insertion, at most the last one."""
         return (end + sum(self.around)).clamp(max=self.backbone.text.context_length - 1)
 
     def taken_back(self, length: int, x: Tensor, state: TokenState) -> Tensor:
-        """Move tokens (B, L', E) back to their positions before the insertion: (B, L, E); cut tokens are lost."""
+        """Move tokens (B, L', E) back to their positions before the insertion: (B, L, E); cut tokens are not kept."""
         a, place = self.around[0], torch.arange(length, device=x.device)
         end = last_end(state)[:, None]
         index = torch.where(place == end, self.end(end), (place + a).where(place > 0, 0)).clamp(max=x.shape[1] - 1)

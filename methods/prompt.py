@@ -1,13 +1,13 @@
 """Deep prompts on frozen CLIP: the baseline "Prompt" of TempMe (arXiv:2409.01156, table 2), which cites MaPLe.
 
-The paper prints no configuration. 0.08 M parameters and 58.2 GFLOPs are those of P = 5 learned tokens in
-every block of both towers, not coupled (the "independent" variant of MaPLe's code, arXiv:2210.03117):
+The paper does not print the configuration. P = 5 learned tokens in every block of both towers, not coupled (the
+"independent" variant of MaPLe's code, arXiv:2210.03117), have the printed 0.08 M parameters and 58.2 GFLOPs:
 
     image:    [class, P_l, patches]        caption:  [start, P_l, words, end]
 
-Each block drops the prompts of the block before and inserts its own. Prompts have no position; those of the
-first image block pass CLIP's first LayerNorm as in the public code. Words keep CLIP's positions.
-With a reducer the prompts are protected and every new clip gets its own.
+Each block drops the prompts of the block before and inserts its own. Prompts do not have position embeddings; the
+prompts of the first image block pass CLIP's first LayerNorm as in the public code. Words keep CLIP's positions.
+A reducer does not merge prompts, and every new clip gets its own.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class PromptConfig(AdaptedConfig):
 
     UNPUBLISHED = ("method.lr", *AdaptedConfig.UNPUBLISHED)
 
-    num_prompts: int = setting(5, doc="number of prompts P, per block and tower", unpublished=True)
+    num_prompts: int = setting(5, doc="number P of prompts per block and tower", unpublished=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, ">= 1", "num_prompts", hint="Write method=zero_shot for none.")
+        require(self, ">= 1", "num_prompts", hint="Use method=zero_shot for a model without prompts.")
 
 
 class Prompts(Adaptation):

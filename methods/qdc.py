@@ -8,17 +8,18 @@ features of captions, v of videos; j is a task, k the task whose videos are sear
     q^(k) = unit(q_t - sum_{j = k+1 .. t} D_j)
     L = L_retriever + query_weight mean (1 - cos(q_t, q_{t-1})) + video_weight mean (1 - cos(v_t, v_{t-1}))
 
-from the second task on. `links.*.drift` keeps D, d numbers a task. With weights of 0 the method is the paper's
-"FT + QDC". Of the paper only the abstract was available; the code (dipamgoswami/QDC@7491b19) was run.
+The last two terms apply from the second task on. `links.*.drift` stores D, d values per task. With weights of 0 the
+method is the paper's "FT + QDC". Only the abstract of the paper was available; the code (dipamgoswami/QDC@7491b19) was
+run.
 
-The released program subtracts the drifts of all tasks from the queries of every task, the newest one too, and searches
-a corpus of one old model, for which that is right only if it is the first one (`subtract=all`). It leaves the length of
-the moved query as it is (`renormalize=false`): harmless for one corpus, but with videos of several ages in one ranking
-a shorter query lowers a whole task. In the worked example of
-tests/orchestrator/learning/evaluation/test_index_age.py (three tasks of ten videos) R@1 in each task's own gallery is
-60, 70, 70, as released 60, 60, 50; of all captions in all videos it is 36.67, without renormalization 30.00, as
-released 26.67. Its file names and its constructor fail (AttributeError), and
-each of several GPUs writes the drift of its own share; those are not imitated.
+The released program subtracts the drifts of all tasks from every query (`subtract=all`). It searches a corpus of one
+model, and this is correct only if that model is the first one. The program does not renormalize a moved query
+(`renormalize=false`). This is harmless for one corpus, but if videos of several tasks are ranked together, a shorter
+query lowers the scores of a whole task. In the example of
+tests/orchestrator/learning/evaluation/test_index_age.py (three tasks of ten videos), R@1 within the three tasks is 60,
+70 and 70 here, and 60, 60 and 50 as released. R@1 of all captions among all videos is 36.67 here, 30.00 without
+renormalization, and 26.67 as released. The released file names and constructor fail (AttributeError), and each of
+several GPUs writes the drift of its own share of the captions; these faults are not reproduced.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ RELEASED = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class QDCConfig:
-    """Settings, with ranges in search_spaces/. The weights are those of the code."""
+    """Settings, with ranges in search_spaces/. The released code has the same weights."""
 
     UNPUBLISHED = ("base.lr",)
 
@@ -82,13 +83,14 @@ class QDCConfig:
     )
     subtract: Literal["since", "all"] = setting(
         "since",
-        doc="subtracted drifts. since: of the tasks after the searched videos were stored; all: of all tasks, from "
-        "every query, as released",
+        doc="drifts that are subtracted from a query. since: of the tasks after the searched videos were stored; all: "
+        "of all tasks, as released",
         later=True,
     )
     renormalize: bool = setting(
         True,
-        doc="unit length of moved captions; false, as released: shorter, which lowers scores of old videos",
+        doc="whether to scale moved captions to unit length. The release does not, so they are shorter, which lowers "
+        "the scores of old videos",
         later=True,
     )
 
@@ -97,7 +99,7 @@ class QDCConfig:
 
 
 class Drift(Link):
-    """Subtraction of the mean drift of a task."""
+    """Subtraction of the mean drift of a task from caption features (B, d)."""
 
     drift: Tensor  # (R, d)
 
@@ -119,7 +121,7 @@ class QDC(QueryCompensation):
     PRESETS = {
         "paper": {},
         "ft": Override({"method.query_weight": 0.0, "method.video_weight": 0.0}),  # the paper's FT + QDC
-        "shapes": {"base.lr": 4e-6},  # as clip4clip's, with optim.lr_scale=50, for the small backbone
+        "shapes": {"base.lr": 4e-6},  # as for clip4clip, with optim.lr_scale=50, for the small backbone
         "released": RELEASED,
     }
     config: QDCConfig
@@ -128,7 +130,7 @@ class QDC(QueryCompensation):
         return Drift(width, rows)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        if self.teacher is None:  # a first task that reads no weight is shared by runs with different ones
+        if self.teacher is None:  # runs with different weights can share the first task, which does not read them
             return super().losses(batch)
         return self.distilled(batch, self.config.query_weight, self.config.video_weight)
 

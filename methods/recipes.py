@@ -1,4 +1,4 @@
-"""Kinds of presets of a method: a whole recipe, and a change of some settings."""
+"""Kinds of presets of a method: a whole recipe, or a change of some settings."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _STATES_ITS_END = {"constant", "first_epoch", "cosine_to_zero", "cosine_by_epoch
 class Override(dict[str, Any]):
     """A preset that changes some settings of a recipe, as an ablation does.
 
-    Any other preset is a whole recipe: its values on the method's defaults and the stream's own settings. A run has one
-    recipe (the named one, else the one that the stream recommends) and any number of changes on top of it.
+    Any other preset is a whole recipe: its values replace the method's defaults and the stream's settings. A run has
+    one recipe, either the named one or the one that the stream recommends, and any number of changes on top of it.
     """
 
 
 class Recipe(dict[str, Any]):
-    """A whole recipe as in an authors' command, each value with its place in the release.
+    """A whole recipe, as in a command of the authors, that states the source of each value in their release.
 
-    `sources` maps settings to places; `left_out` lists parts of the command without a counterpart here.
+    `sources` maps settings to sources; `left_out` lists parts of the command that have no counterpart here.
     """
 
     def __init__(self, release: str, values: Mapping[str, tuple[Any, str]], left_out: Iterable[str] = ()) -> None:
@@ -29,25 +29,25 @@ class Recipe(dict[str, Any]):
 
         Args:
             release: owner/name@commit.
-            values: dotted setting -> (value, place: a file of the release, a flag of a command).
-            left_out: sentences on each omitted part, and the reason.
+            values: dotted setting -> (value, source: a file of the release or a flag of a command).
+            left_out: a phrase about each omitted part, with the reason.
         """
         super().__init__({name: value for name, (value, _) in values.items()})
         self.release, self.left_out = release, tuple(left_out)
         self.sources = {name: place for name, (_, place) in values.items()}
 
     def extended(self, values: Mapping[str, tuple[Any, str]]) -> Recipe:
-        """Return the recipe with other or more values, given as for a new one."""
+        """Return a copy of the recipe with changed or additional `values`, in the constructor's format."""
         own = {name: (value, self.sources[name]) for name, value in self.items()}
         return Recipe(self.release, {**own, **values}, self.left_out)
 
     @property
     def ours(self) -> tuple[str, ...]:
-        """List the settings `optim.*` that change its training but are not in it: their values are ours."""
+        """List settings `optim.*` that change the training but are missing in the release; their values are ours."""
         return tuple(name for name in (f"optim.{part}" for part in self._parts()) if name not in self)
 
     def _parts(self) -> Iterator[str]:
-        """Yield the names of the settings that decide how the recipe moves the weights."""
+        """Yield the names of the settings that determine the recipe's updates of the weights."""
         if self.get("optim.epochs") == 0:
             return
         yield from _ALWAYS
@@ -64,9 +64,9 @@ EMBEDDED = "shapes"  # the recipe that the embedded streams recommend; its value
 
 
 class Tuned(dict[str, Any]):
-    """A recipe for the embedded streams with the record of the trials by hand that chose it.
+    """A recipe for the embedded streams with a record of the trials by hand that chose its values.
 
-    Tables add these trials to those of a search. An EMBEDDED recipe of another class has no record.
+    Tables add the number of these trials to the trials of a search. An EMBEDDED preset of another class lacks a record.
     """
 
     def __init__(self, values: Mapping[str, Any], trials: int, unrecorded: Iterable[str] = ()) -> None:
@@ -74,18 +74,18 @@ class Tuned(dict[str, Any]):
 
         Args:
             values: dotted setting -> value.
-            trials: settings that were tried on validation videos; several seeds of the same settings are one trial.
-            unrecorded: settings chosen by further trials without a record.
+            trials: number of trials on validation videos; several seeds of the same settings are one trial.
+            unrecorded: names of settings that were chosen by further trials without a record.
         """
         super().__init__(values)
         self.trials, self.unrecorded = trials, tuple(unrecorded)
 
 
 def trials_by_hand(presets: Iterable[Mapping[str, Any] | None]) -> str:
-    """Return the trials by hand of recipes as a table shows them: `7`, `7?` if some and `?` if none are recorded.
+    """Return the number of trials by hand as tables show it: `7`, `7?` if some are unrecorded, or `?` if all are.
 
     Args:
-        presets: the EMBEDDED recipes of a run's method and of the retriever that it wraps; None where it has none.
+        presets: the EMBEDDED presets of a run's method and of the retriever that it wraps; None for a missing preset.
     """
     used = [preset for preset in presets if preset is not None]
     known = sum(preset.trials for preset in used if isinstance(preset, Tuned))

@@ -1,4 +1,6 @@
-"""`setting`: a field of a Config dataclass with the facts that help, search spaces and tables report.
+"""Declaration of settings as fields of a Config dataclass, with facts that help, search spaces and tables report.
+
+`setting` declares a field that holds one value.
 
 `group` declares a field that holds one of several dataclasses, selected by its `name`: `method.reducer.name=evit
 method.reducer.keep_rate=0.5`. Each has only its own settings.
@@ -52,14 +54,14 @@ def setting(
     Args:
         default: value if the user gives none; a setting without a default is required.
         doc: noun phrase with its unit, for `ctvr methods`, the schema and the page of settings.
-        unpublished: no paper prints the value for the method's row, so tables name it in a footnote. It is then that of
-            a released code, or ours.
-        later: no task before the second reads it, by the method's default settings; a grouped search draws it in a
-            group of trials that share their first task.
-        at_most: field that it must not exceed; a search treats larger values as equal to that field's value.
-        depth: number of blocks of the vision tower; a search of a smaller tower has as many values as blocks.
-        exact: exists for exact reproduction of a release; listed under that heading.
-        paper: value in the paper's words, where `default` departs from it; tables name it in a footnote.
+        unpublished: whether no paper prints the value for the method's row, so that tables name it in a footnote. The
+            value is then from a released code, or our choice.
+        later: whether the first task does not read it, with default values of the other settings. A grouped search
+            varies it among trials that share their first task.
+        at_most: field that it must not exceed; a search treats larger values as equal to the value of that field.
+        depth: whether it counts blocks of the vision tower; a search on a tower with fewer blocks has fewer values.
+        exact: whether it exists only for exact reproduction of a release; it is listed under that heading.
+        paper: value as the paper states it, if `default` differs; tables name it in a footnote.
         part: part of the method that it changes. forward: features or scores; loss: the loss, but not these; recipe:
             neither, for a batch and given weights. A test probes it.
     """
@@ -70,12 +72,12 @@ def setting(
 class SettingError(ValueError):
     """A value outside its range, or settings that exclude each other; raised by a Config or a method's constructor.
 
-    Names of settings are written `<name>` in both texts. The command line shows them with their group:
-    `SettingError("<depth> must be <= <layers>, got 9 and 4")` of a method as `method.depth must be ...`.
+    Names of settings are written `<name>` in the fault and the remedy. The command line shows them with their group, so
+    that a method's `SettingError("<depth> must be <= <layers>, got 9 and 4")` begins `method.depth must be ...`.
 
     Attributes:
         fault: what is wrong, without a full stop.
-        remedy: what to do: a whole sentence; "" if unknown.
+        remedy: what to do, as a whole sentence; "" if unknown.
         write: `<name>=value`, a correction that a command may apply; "" if unknown. It is shown if no remedy is given.
     """
 
@@ -85,7 +87,7 @@ class SettingError(ValueError):
 
     def __str__(self) -> str:
         fault, remedy, write = (self.qualify("", text) for text in self.args)
-        return f"{fault}. {remedy or (write and f'Write {write}.')}".rstrip()
+        return f"{fault}. {remedy or (write and f'Use {write}.')}".rstrip()
 
     @staticmethod
     def qualify(group: str, text: str) -> str:
@@ -93,7 +95,7 @@ class SettingError(ValueError):
         return _NAME.sub(rf"{group}.\1" if group else r"\1", text)
 
     def settings(self, group: str) -> list[str]:
-        """Return the settings that the fault names, in its order; else that of the correction."""
+        """Return the settings that the fault names, in order; if it names none, those of the correction."""
         return [self.qualify(group, f"<{name}>") for name in _NAME.findall(self.fault) or _NAME.findall(self.write)]
 
 
@@ -107,7 +109,7 @@ def require(config: object, bound: str, *names: str, hint: str = "") -> None:
         hint: remedy, the end of the message.
 
     Raises:
-        SettingError: for the first one outside, with its name, the bound, its value and the hint.
+        SettingError: for the first setting outside the bound, with its name, the bound, the value and the hint.
     """
     for name in names:
         value = getattr(config, name)
@@ -129,8 +131,8 @@ def group(variants: Mapping[str, type], default: str, *, doc: str, later: bool =
     Args:
         variants: value of `name` -> dataclass, which has a field `name` and the settings that exist with it.
         default: value of `name` if the user gives none.
-        doc: noun phrase about `name`.
-        later: see `setting`, about `name`.
+        doc: noun phrase that describes `name`.
+        later: whether the first task does not read `name`; see `setting`.
     """
     metadata = {"setting": Setting(doc, later=later), "variants": dict(variants)}
     return dataclasses.field(default=variants[default](name=default), metadata=metadata)
@@ -143,9 +145,10 @@ def groups_of(config: type) -> dict[str, Mapping[str, type]]:
 
 
 def settings_of(config: type) -> dict[str, Setting]:
-    """Map each setting of a Config dataclass to its facts; of a group `field.name`, and those of all its variants.
+    """Map each setting of a Config dataclass to its facts; a group adds `field.name` and the settings of all variants.
 
-    Where several variants have a setting of that name, the facts are those of the default, else of the first.
+    If several variants have a setting of one name, the facts are from the default variant if it has the setting, and
+    otherwise from the first variant that has it.
     """
     found: dict[str, Setting] = {}
     for field in dataclasses.fields(config):

@@ -3,15 +3,16 @@
 Progressive multi-granularity merging in the video tower (section 3.2, figure 3):
 
     ImgMe  (first blocks):  attention, merge r patches within each frame, MLP
-    ClipMe (late blocks):   join f neighbouring clips; merge fN (1 - R_C) tokens across them by their features;
+    ClipMe (late blocks):   join f neighboring clips; merge fN (1 - R_C) tokens across them by their features;
                             add clip positions; attention; merge N' (1 - R_I) tokens within by their keys; MLP
 
     12 frames, ViT-B/32: 12 x 50 tokens -> 12 x 34 after 8 ImgMe blocks -> 6 x 44 -> 3 x 56 -> 1 x 107 -> 1 x 97
 
 The steps are in layers/reduction/reducers.py and merge.py, the rest of the retriever in families/tempme_family.py.
-Where the paper does not specify, the released code is followed: class tokens stay apart and all T of them are read and
-averaged; merged tokens are averages weighted by size; matching reads the tokens before positions are added; blocks
-after the first ClipMe that join nothing merge within clips. Presets name the ablations of tables 8 to 10 and 15.
+Details that the paper does not specify follow the released code. Class tokens are not merged, and all T of them are
+averaged at the end. Merged tokens are averages weighted by size. Matching reads the tokens before positions are added.
+Blocks after the first ClipMe block that do not join clips merge within clips. Presets cover the ablations of tables 8
+to 10 and 15.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class TempMeConfig(AdaptedConfig):
         doc='token reduction; tome: row "+ToMe" of table 5, with adaptation=full',
     )
     adaptation: Literal["lora", "full", "none"] = setting(
-        "lora", doc="trained weights of CLIP; full: fine-tuning of all (table 5)"
+        "lora", doc="trained weights of CLIP. lora: LoRA; full: all (table 5); none: none"
     )
     rank: int = setting(8, doc="rank of LoRA")
     lr_clip: float = setting(
@@ -69,7 +70,7 @@ _64_FRAMES = {
 
 
 class TempMe(AdaptedClip):
-    """LoRA, and tokens merged first within frames, then across clips that grow to the whole video."""
+    """CLIP with LoRA, whose tokens are merged within frames, then across clips that grow to the whole video."""
 
     Config = TempMeConfig
     PRESETS = {

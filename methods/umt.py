@@ -5,21 +5,23 @@ code fine-tunes it for retrieval; UMT and UMT4Clip of TempMe (arXiv:2409.01156, 
 methods/backbone/umt.py and bert.py, the losses methods/layers/losses/matching.py:
 
     s = mean over frames of cos(W_v pooled_t, W_t [CLS]);  loss = VTC(s / temp) + VTM, temp learns within [0.001, 0.5]
-    a caption's `rerank` best videos by s are ordered by logit 1 of the head on the fused [CLS]; all others are -100
-    a video's best captions likewise, in a separate pass
+    the `rerank` best videos of a caption by s are ordered by logit 1 of the head on the fused [CLS]; others get -100
+    the `rerank` best captions of a video are ordered likewise, in a separate pass
 
-All weights are trained. `attends=frame` is UMT4Clip; `reducer` merges its tokens (no published schedule gives TempMe's
-111.5 GMACs: ours is that of its other B/16 towers, 120.3).
+All weights are trained. `attends=frame` is UMT4Clip; `reducer` merges its tokens. A schedule with TempMe's 111.5 GMACs
+is not published; ours is the schedule of TempMe's other B/16 towers, with 120.3 GMACs.
 
-Its own towers: `backbone.name=UMT-B-16 backbone.weights=FILE backbone.vocabulary=vocab.txt`, the authors' checkpoint
-(with `backbone.sha256` for a pickle) and the vocabulary of bert-base-uncased; UMT-L-16 likewise.
+For UMT's own towers, set `backbone.name=UMT-B-16` (or UMT-L-16), `backbone.weights=FILE` to the authors' checkpoint
+(with `backbone.sha256` for a pickle) and `backbone.vocabulary=vocab.txt` to the vocabulary of bert-base-uncased.
 
-Differences: on a CLIP backbone both towers have its sizes and tokenizer, but new weights. Negatives are drawn
-among the pairs of all workers, and every encoder gets the whole gradient, so that the number of workers does not
-matter; in the release they are the worker's own and VTC's gradient is divided by their number. No dropout, no
-stochastic depth. An evaluation fuses every pair, and `rerank` then chooses: the same ranks at a higher cost.
+Differences: with a CLIP backbone, both towers have CLIP's sizes and tokenizer, but random weights. Negatives are drawn
+among the pairs of all workers, and every encoder gets the whole gradient, so the result does not depend on the number
+of workers. In the release, a worker draws among its own pairs, and the gradient of VTC is divided by the number of
+workers. Dropout and stochastic depth are omitted. An evaluation fuses every pair and selects by `rerank` afterwards,
+with equal ranks at a higher cost.
 
-Shapes: B pairs, Q captions, V videos, L words, N tokens of a video, D width of the text, E of the tokens, d joint.
+Shapes: B pairs, Q captions, V videos, L words, N tokens of a video, D width of the text, E width of the tokens, d joint
+embedding.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ from ctvr.methods.settings import SettingError, group, require, setting
 
 _RETRIEVAL = "recipe file of MSR-VTT (9k), B/16-25M"
 OUT = -100.0  # the score of a pair that is not among the best
-# sizes and rates of MSR-VTT under the rules of our optimizer; those of the release are the preset `original`
+# batch size, epochs and decay for MSR-VTT with our optimizer's other defaults; preset `original` is the whole recipe
 PAPER = {
     "optim.name": "adamw",
     "optim.weight_decay": 0.02,
@@ -59,7 +61,15 @@ PAPER = {
 
 
 def original(lr: float, epochs: int, warmup: float, words: dict[str, tuple[int, str]], config: str) -> Recipe:
-    """Build a recipe of the authors for B/16; retrieval and questions share their optimizer."""
+    """Build the authors' recipe for B/16, whose optimizer is the same for retrieval and question answering.
+
+    Args:
+        lr: learning rate.
+        epochs: number of epochs.
+        warmup: share of the steps in the warm-up.
+        words: settings of text lengths -> (value, source).
+        config: name of the authors' configuration, the source of the other values.
+    """
     return Recipe(
         "OpenGVLab/unmasked_teacher@4fb4049f",
         {
@@ -99,15 +109,19 @@ class UmtConfig:
     """Settings, with ranges in search_spaces/."""
 
     lr: float = setting(1e-5, doc="learning rate of all weights", part="recipe")
-    rerank: int = setting(128, doc="candidates that are re-ranked for each caption and each video; 0: ranks by s only")
-    hard_negatives: bool = setting(
-        True, doc="negatives sampled by similarity; false: with equal probability", part="loss"
+    rerank: int = setting(
+        128, doc="number of candidates that are re-ranked for each caption and each video; 0: ranks by s only"
     )
-    attends: Literal["video", "frame"] = setting("video", doc="reach of a patch's attention; frame: UMT4Clip")
+    hard_negatives: bool = setting(
+        True, doc="whether to sample negatives by similarity and not with equal probability", part="loss"
+    )
+    attends: Literal["video", "frame"] = setting(
+        "video", doc="tokens to which a patch attends: all of the video, or of its frame (UMT4Clip)"
+    )
     reducer: ReducerConfig = group(
         {name: REDUCERS[name] for name in UmtVision.reducers}, "none", doc="token reduction, with attends=frame"
     )
-    num_words: int = setting(32, doc="tokens of a caption, including [CLS]")
+    num_words: int = setting(32, doc="maximum number of tokens of a caption, including [CLS]")
 
     def __post_init__(self) -> None:
         require(self, ">= 0", "lr")
@@ -120,7 +134,7 @@ class UmtConfig:
 
 
 class UMT(Method):
-    """Two towers whose best pairs are re-ranked by fusion layers; all of it trained."""
+    """Two towers, and fusion layers that re-rank the best pairs; all weights are trained."""
 
     Config = UmtConfig
     PRESETS = {
@@ -132,6 +146,7 @@ class UMT(Method):
         "umt4clip": Override({"method.attends": "frame"}),
         "umt4clip-tempme": Override({"method.attends": "frame", "method.reducer.name": "tempme"}),
     }
+    EPOCH_STATE = ("seed",)
 
     def __init__(self, config: UmtConfig, backbone: Clip) -> None:
         super().__init__()
@@ -139,16 +154,16 @@ class UMT(Method):
         self.backbone = backbone if isinstance(backbone, Umt) else like(backbone)
         if self.backbone.only_answers:
             raise ValueError(
-                "backbone.weights are of a checkpoint that answers questions, without the heads of retrieval. Give one "
-                "of pre-training or retrieval, or write method=umt_qa."
+                "backbone.weights: this question-answering checkpoint lacks the retrieval heads. Use a pre-training or "
+                "retrieval checkpoint, or method=umt_qa."
             )
         self.backbone.vision.attends = config.attends
         self.reducer = make_reducer(config.reducer, self.backbone.vision)
-        self.seed = 0  # of the next negatives: the same on all workers, and in a resumed run
+        self.seed = 0  # seed of the next negatives, equal on all workers and in a resumed run
 
     @classmethod
     def capabilities(cls, config: UmtConfig) -> Capabilities:
-        caveat = "umt orders the best pairs of a complete matrix by another score. Write base.rerank=0"
+        caveat = "umt orders the best pairs of a complete matrix by another score. Set base.rerank=0"
         return Capabilities(
             backbone_agnostic=True,
             needs_umt=True,
@@ -156,7 +171,6 @@ class UMT(Method):
             required_num_frames=config.reducer.required_num_frames,
             uses_all_parameters=True,
             accumulation="features",
-            has_epoch_state=True,  # `seed`
             several_text_vectors=True,
             normalizes_scores=config.rerank > 0,
             score_caveat=caveat if config.rerank else "",
@@ -170,30 +184,33 @@ class UMT(Method):
         return [ParamGroup(name="umt", params=own, lr=self.config.lr)]
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        """Stack the mean of the frames' unit vectors and all tokens: (B, T, 3, H, W) -> (B, 1 + N, max(d, E))."""
+        """Return the mean of unit frame embeddings and then all tokens: (B, T, 3, H, W) -> (B, 1 + N, max(d, E))."""
         tokens, pooled, _ = self.backbone.vision.tokens(frames, self.reducer.seams())
         mean = frame_mean(l2_normalize(self.backbone.vision.proj(pooled)))
-        return _stacked(mean[:, None], tokens)
+        return _stack(mean[:, None], tokens)
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
-        """Stack the unit vector of [CLS], all words and their mask: (B, L) -> (B, 1 + L, max(d, D + 1))."""
+        """Return the unit embedding of [CLS], then all words with their mask: (B, L) -> (B, 1 + L, max(d, D + 1))."""
         most = min(self.config.num_words, self.backbone.text.bert.context_length)
         ids = self.backbone.text.without_end(truncate(tokens, most + 1))[:, :most]
         ids = F.pad(ids, (0, most - ids.shape[1]))
         words, feature = self.backbone.text.read(ids)
-        return _stacked(l2_normalize(feature)[:, None], torch.cat([words, (ids != 0)[..., None].to(words)], dim=-1))
+        return _stack(l2_normalize(feature)[:, None], torch.cat([words, (ids != 0)[..., None].to(words)], dim=-1))
 
     def _cosines(self, queries: Tensor, gallery: Tensor) -> Tensor:
         width = self.backbone.vision.embed_dim
         return queries[:, 0, :width] @ gallery[:, 0, :width].mT
 
     def _words(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """Return words (Q, L, D) and their mask (Q, L), 0 at pads."""
+        """Return word features (Q, L, D) and their mask (Q, L), 0 at padding."""
         width = self.backbone.text.bert.width
         return queries[:, 1:, :width], (queries[:, 1:, width] > 0.5).long()
 
     def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
-        """Compute s (Q, V); with `rerank` also the pair's logit: (Q, V, 2). Keys and values: once a video."""
+        """Compute s (Q, V) or, with `rerank`, s and the matching logit of each pair (Q, V, 2).
+
+        Keys and values are computed once per video.
+        """
         similar = self._cosines(queries, gallery)
         if not self.config.rerank:
             return similar
@@ -204,13 +221,13 @@ class UMT(Method):
         return torch.stack([similar, torch.stack(logits, dim=1).to(similar)], dim=-1)
 
     def normalize_scores(self, scores: Tensor) -> Tensor:
-        return self._best(scores, 1)
+        return self._select_best(scores, 1)
 
     def normalize_scores_v2t(self, scores: Tensor) -> Tensor:
-        return self._best(scores, 0)
+        return self._select_best(scores, 0)
 
-    def _best(self, scores: Tensor, dim: int) -> Tensor:
-        """Return the logits of the best along `dim`, `OUT` elsewhere."""
+    def _select_best(self, scores: Tensor, dim: int) -> Tensor:
+        """Return the matching logits (Q, V) of the `rerank` best pairs by s along `dim`, and `OUT` for the others."""
         if not self.config.rerank:
             return scores
         similar, logits = scores.unbind(dim=-1)
@@ -222,20 +239,20 @@ class UMT(Method):
 
     def logits(self, batch: Batch) -> Tensor:
         """Compute s / temp (B, B) over the pairs of all workers."""
-        return self._compared(gather(self.encode_text(batch.tokens)), gather(self.encode_video(batch.frames)))
+        return self._compare(gather(self.encode_text(batch.tokens)), gather(self.encode_video(batch.frames)))
 
-    def _compared(self, queries: Tensor, videos: Tensor) -> Tensor:
+    def _compare(self, queries: Tensor, videos: Tensor) -> Tensor:
         with torch.autocast(videos.device.type, enabled=False):
             return self.scale().float() * self._cosines(queries.float(), videos.float())
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         queries, videos = gather(self.encode_own_captions(batch)), gather(self.encode_video(batch.frames))
         numbers = gather(batch.video_ids)
-        similar = self._compared(queries, videos)
+        similar = self._compare(queries, videos)
         terms = {"contrastive": shared_contrastive(similar, numbers)}
         hard = self.config.hard_negatives
-        wrong_video = self._drawn(negative_weights(similar, numbers, hard))
-        wrong_text = self._drawn(negative_weights(similar.mT, numbers, hard))
+        wrong_video = self._draw(negative_weights(similar, numbers, hard))
+        wrong_text = self._draw(negative_weights(similar.mT, numbers, hard))
         rows = torch.arange(len(queries), device=queries.device)
         words, there = self._words(queries[torch.cat([rows, rows, wrong_text])])
         shown = torch.cat([rows, wrong_video, rows])
@@ -244,8 +261,8 @@ class UMT(Method):
         logits = self.backbone.match(words, there, chosen).float()
         return {**terms, "matching": matching(logits)}
 
-    def _drawn(self, weights: Tensor) -> Tensor:
-        """Draw one column for every row of weights (B, B), in proportion to them: (B,); without waiting for a GPU."""
+    def _draw(self, weights: Tensor) -> Tensor:
+        """Draw a column index for each row of weights (B, B), in proportion to them: (B,); do not wait for a GPU."""
         generator = torch.Generator().manual_seed(self.seed)
         self.seed += torch.is_grad_enabled()
         noise = torch.empty(weights.shape).exponential_(generator=generator)
@@ -256,7 +273,7 @@ class UMT(Method):
             self.backbone.temp.clamp_(0.001, 0.5)
 
 
-def _stacked(first: Tensor, others: Tensor) -> Tensor:
-    """Join one row (B, 1, a) and others (B, N, b): (B, 1 + N, max(a, b)), the narrower padded with zeros."""
+def _stack(first: Tensor, others: Tensor) -> Tensor:
+    """Join one row (B, 1, a) and others (B, N, b): (B, 1 + N, max(a, b)); the narrower is padded with zeros."""
     width = max(first.shape[-1], others.shape[-1])
     return torch.cat([F.pad(x.float(), (0, width - x.shape[-1])) for x in (first, others)], dim=1)

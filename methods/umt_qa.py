@@ -1,19 +1,19 @@
-"""UMT for questions about a video: a small decoder scores a list of answers, which ranks them.
+"""UMT question answering: a small decoder scores, and so ranks, a list of answers to a question about a video.
 
-Li et al., arXiv:2303.16058, as its authors' code answers MSRVTT-QA; the three rows of TempMe's table 7
-(arXiv:2409.01156). The towers are backbone/umt.py and bert.py, decoder and ranking backbone/answer_decoder.py:
+Li et al., arXiv:2303.16058, as in its authors' code for MSRVTT-QA; the three rows of TempMe's table 7
+(arXiv:2409.01156). The towers are in backbone/umt.py and bert.py, decoder and ranking in backbone/answer_decoder.py:
 
     Q = BERT(question; E)  through text and fusion layers, E the tokens of the video
     loss = (sum over the pieces of each answer of cross-entropy) / questions
-    of the list of answers the `k` with the most probable first pieces are scored: log p(first piece) - loss
+    score of an answer = log p(first piece) - loss, for the `k` answers with the most probable first pieces
 
-All weights except the retrieval heads are trained. `attends=frame` is UMT4Clip; `reducer` merges its tokens (by the
-schedule of TempMe's other B/16 towers, as in methods/umt.py; the one of 111.5 GMACs is not published).
+All weights except the retrieval heads are trained. `attends=frame` is UMT4Clip; `reducer` merges its tokens, with the
+schedule of TempMe's other B/16 towers, as in methods/umt.py. The schedule with 111.5 GMACs is not published.
 
-Differences: the list is that of the training answers, most frequent first, of the tasks so far; the authors' file of
+Differences: the list has the training answers of the tasks so far, most frequent first, because the authors' file of
 answers is not public. Every question has one answer. The authors' forward pass gives its encoder one argument too many;
-this one does not. On a CLIP backbone the towers have its sizes and tokenizer, but new weights. No dropout, no
-stochastic depth.
+this is corrected. With a CLIP backbone, the towers have CLIP's sizes and tokenizer, but random weights. Dropout and
+stochastic depth are omitted.
 
 Shapes: B questions, L words, A ids of an answer, N answers of the list (or tokens of a video), D width, k answers.
 """
@@ -42,7 +42,7 @@ from ctvr.methods.settings import SettingError, group, require, setting
 from ctvr.methods.umt import original
 
 _QUESTIONS = "recipe file of MSRVTT-QA, B/16-17M"
-# the recipe of MSRVTT-QA (the 17M file: that of 25M has the settings of L/16)
+# the recipe of MSRVTT-QA, from the 17M file, since the 25M file has the settings of L/16
 PAPER = {
     "optim.name": "adamw",
     "optim.weight_decay": 0.02,
@@ -62,13 +62,15 @@ class UmtQAConfig:
 
     lr: float = setting(2e-5, doc="learning rate of all weights", part="recipe")
     answers: int = setting(1500, doc="number of the most frequent answers, which are ranked")
-    k: int = setting(128, doc="candidates, selected by their first token, that are scored completely")
-    attends: Literal["video", "frame"] = setting("video", doc="reach of a patch's attention; frame: UMT4Clip")
+    k: int = setting(128, doc="number of candidates, selected by their first token, that are scored completely")
+    attends: Literal["video", "frame"] = setting(
+        "video", doc="tokens to which a patch attends: all of the video, or of its frame (UMT4Clip)"
+    )
     reducer: ReducerConfig = group(
         {name: REDUCERS[name] for name in UmtVision.reducers}, "none", doc="token reduction, with attends=frame"
     )
-    num_words: int = setting(25, doc="tokens of a question, including [CLS]")
-    answer_words: int = setting(5, doc="tokens of an answer, including [CLS] and [SEP]")
+    num_words: int = setting(25, doc="maximum number of tokens of a question, including [CLS]")
+    answer_words: int = setting(5, doc="maximum number of tokens of an answer, including [CLS] and [SEP]")
 
     def __post_init__(self) -> None:
         require(self, ">= 0", "lr")
@@ -83,7 +85,7 @@ class UmtQAConfig:
 
 
 class UmtQA(Method):
-    """UMT's towers and an answer decoder; all of it trained."""
+    """UMT's towers and an answer decoder, which are trained together."""
 
     Config = UmtQAConfig
     domain = "questions"
@@ -121,12 +123,16 @@ class UmtQA(Method):
                 bert.context_length,
             )
         if self.backbone.no_decoder:
-            raise ValueError(f"backbone.weights: {self.backbone.no_decoder} Give one of pre-training or of questions.")
+            raise ValueError(
+                f"backbone.weights: {self.backbone.no_decoder} Use a pre-training or question-answering checkpoint."
+            )
         if self.backbone.decoder_state is not None:
             try:
                 self.decoder.load_state_dict(self.backbone.decoder_state)
             except RuntimeError as error:
-                raise ValueError("backbone.weights: its decoder of answers has other sizes than its towers.") from error
+                raise ValueError(
+                    "backbone.weights: the sizes of the answer decoder do not fit the towers. Use another checkpoint."
+                ) from error
         self.reducer = make_reducer(config.reducer, self.backbone.vision)
 
     @classmethod
@@ -149,7 +155,7 @@ class UmtQA(Method):
         return self.backbone.vision.tokens(frames, self.reducer.seams())[0]
 
     def _states(self, questions: Tensor, videos: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode questions (B, L') with their videos' tokens: states (B, L, D), and a mask of words (B, L)."""
+        """Encode questions (B, L') with the tokens of their videos: states (B, L, D), and a mask (B, L) of words."""
         most = min(self.config.num_words, self.backbone.text.bert.context_length)
         ids = self.backbone.text.without_end(truncate(questions, most + 1))[:, :most]
         return question_states(self.backbone, ids, videos), (ids != 0).long()

@@ -1,15 +1,15 @@
 """Upper bound: joint training on all tasks so far, from the pre-trained weights every time.
 
 CTVR (arXiv:2503.10111), section 4.3.1 and the last row of table 1. After each task the model starts
-again from CLIP, learns D_1 u ... u D_t, and re-encodes all videos: the one row that breaks the rule of
-stored features, on purpose. Its backward forgetting is therefore not 0 (the paper prints -0.17 to 0.27).
+again from CLIP, learns D_1 u ... u D_t, and re-encodes all videos. It is the only row that does not keep
+stored features, on purpose. So its backward forgetting is not 0 (the paper prints -0.17 to 0.27).
 
-A retriever that encodes captions by task (FrameFusionMoE, MoE-Adapter) keeps that structure, which the paper does not
+A retriever that encodes captions by task (FrameFusionMoE, MoE-Adapter) keeps its structure, which the paper does not
 describe: prototypes and routers of all tasks so far are trained together. In a batch, as in the evaluation, a caption
-is encoded for each video's task. So eq. 7 holds the negatives of all tasks, and eq. 8 is omitted (the
-cross-task loss, a substitute for videos that cannot be read again). Rates are those of task 1, which
-starts from CLIP, too. The last stage takes as many steps as the continual run takes in all. This is not strictly a
-bound: eq. 8 compares with all stored videos in every step, a joint batch with its own pairs.
+is encoded for each video's task. So eq. 7 has the negatives of all tasks. The cross-task loss of eq. 8 is omitted,
+because it replaces videos that cannot be read again. Learning rates are those of task 1, which starts from CLIP, too.
+The last training takes as many steps as all tasks of the continual run together. The result is not strictly an upper
+bound: eq. 8 compares with all stored videos in every step, but a joint batch only with its own pairs.
 
 Shapes: B pairs, T frames, L text length.
 """
@@ -35,21 +35,23 @@ from ctvr.methods.settings import SettingError, setting
 
 @dataclass(frozen=True, kw_only=True)
 class UpperBoundConfig:
-    """`base.*` are the settings of the wrapped retriever."""
+    """Settings of the strategy; `base.*` are the settings of the wrapped retriever."""
 
     UNPUBLISHED = ("base.lr", "optim.weight_decay", "optim.warmup")
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
-    only_final: bool = setting(False, doc="one training on all tasks at the end; earlier tasks stay zero-shot")
+    only_final: bool = setting(
+        False, doc="whether to train only once, after the last task; the model is zero-shot until then"
+    )
 
 
 class UpperBound(Strategy):
-    """Wrap a retriever; forget nothing by training on all tasks again."""
+    """Wrap a retriever; after each task, train it from the start on all tasks so far."""
 
     Config = UpperBoundConfig
     PRESETS = {
         "paper": {},
-        "shapes": {"base.lr": 4e-6},  # as clip4clip's
+        "shapes": {"base.lr": 4e-6},  # as for clip4clip
         "framefusion": Override({"method.base": "framefusion_moe"}),
         "moe": Override({"method.base": "moe_adapter"}),
         "only-final": Override({"method.only_final": True}),
@@ -60,7 +62,7 @@ class UpperBound(Strategy):
         found = base.capabilities(base_config)
         if found.task_conditioned_text and not found.joins_tasks:
             raise SettingError(
-                "it reads captions by the task that they search and does not train the parameters of several "
+                "the retriever encodes captions by the searched task, but cannot train the parameters of several "
                 "tasks together (joins_tasks)",
                 write="<base>=clip4clip",
             )
@@ -72,18 +74,18 @@ class UpperBound(Strategy):
 
     @classmethod
     def trains_on_searched(cls, config: UpperBoundConfig, of_base: bool = False) -> bool:
-        return False  # every training starts from a new retriever, which stores no gallery
+        return False  # every training starts from a new retriever, which has not stored a gallery
 
     def __init__(self, config: UpperBoundConfig, base: Method) -> None:
         super().__init__(config, base)
         self._constructed: Callable[[], Method] | None = None
         self._is_idle = False
         self._is_joint = base.declared.task_conditioned_text  # the base has parameters for each task
-        self._tasks: list[Task] = []  # so far
+        self._tasks: list[Task] = []  # tasks so far
 
     def begin_task(self, task: Task) -> None:
         device = next(self.base.parameters()).device
-        if self._constructed is None:  # no task has changed the retriever: it has no experts
+        if self._constructed is None:  # in the first task, before the retriever is changed
             self._constructed = partial(copy.deepcopy, copy.deepcopy(self.base))
         self.base = self._constructed().to(device)
         self._is_idle = self.config.only_final and task.index < task.num_tasks - 1
@@ -101,7 +103,7 @@ class UpperBound(Strategy):
         return self.base.encode_video_for_task(frames, task) if self._is_joint else self.encode_video(frames)
 
     def logits(self, batch: Batch) -> Tensor:
-        """Return scaled similarities (B, B); if captions are encoded by task, each column by its video's task."""
+        """Return scaled similarities (B, B); if captions are encoded by task, column j uses the task of video j."""
         if not self._is_joint or batch.task_ids is None:
             return super().logits(batch)
         videos = gather(by_task(self.encode_video_for_task, batch.frames, batch.task_ids))

@@ -1,4 +1,4 @@
-"""Place of an exception in code that is not ours: a user's class, or a plug-in of another package."""
+"""Location of an exception in user code: a class in the user's file, or a plug-in of another package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import traceback
 
 from ctvr.methods import _MethodFolders, trusted
 
-GROUPS = ("methods", "streams", "protocols", "searchers", "search_spaces")  # of entry points, after `ctvr.`
+GROUPS = ("methods", "streams", "protocols", "searchers", "schedulers", "search_spaces")  # after `ctvr.`
 
 
 def place_in_user_code(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Files and folders that settings name: opened by methods, hashed for the key of a run, with one rule for both."""
+"""Expansion of paths in settings, equal for methods, which open the files, and the run key, which hashes them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 def expand_path(text: str) -> Path:
-    """Expand a leading `~` in a setting's path; shells expand it at the start of a word only."""
+    """Expand a leading `~` in the path of a setting, because shells expand it only at the start of a word."""
     return Path(text).expanduser()
 
 
 def list_files(folder: Path) -> list[Path]:
-    """List every file below a folder, in reading order."""
+    """List every file below a folder, sorted by path."""
     return sorted(file for file in folder.rglob("*") if file.is_file())

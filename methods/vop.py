@@ -1,24 +1,25 @@
-"""VoP: frozen CLIP with prompts in every block of both towers: of frames, of their content, of videos.
+"""VoP: frozen CLIP with prompts for frames, for their content, for videos and for captions in every block.
 
 Huang et al., "VoP: Text-Video Co-Operative Prompt Tuning for Cross-Modal Retrieval", CVPR 2023. Row VoP^F+C of TempMe
-(arXiv:2409.01156, tables 2, 3, 4 and 17). Only the base model is public, and of it only the search (modelscope):
+(arXiv:2409.01156, tables 2, 3, 4 and 17). Only inference code of the base model is public (modelscope):
 
-    frame    = [class, P_k prompts, patches] in block k, those of block 0 before ln_pre; each block drops those before
-    caption  = [start, a_k prefix, words, pads, b_k suffix, last position], 77 in all, in block k; words have moved by
-               the prefix, and the prompts of block 0 have positions
-    v        = mean over t of unit(f_t), not normalised again;  q = unit(text);  S = q v^T
-    loss     = InfoNCE of S exp(logit_scale), mean of both directions, logit_scale frozen: no training code is public
+    frame    = [class, P_k prompts, patches] in block k, in place of the prompts before; prompts of block 0 pass ln_pre
+    caption  = [start, a_k prefix, words, padding, b_k suffix, last position], 77 tokens, in block k; words are moved by
+               a positions, and the prompts of block 0 get position embeddings
+    v        = mean over t of unit(f_t), not normalized again;  q = unit(text);  S = q v^T
+    loss     = InfoNCE of S exp(logit_scale), mean of both directions, logit_scale frozen (training code is not public)
 
-The release reads a caption a + b positions after its end among the ids, but the end is a positions after it
-(`readout=past_end`): the row of a pad, which sees the whole caption and four pads. Only in a caption without pads it is
-the end. Suffix prompts do not affect other captions.
+The release reads the output a + b positions after the position of the end-of-text id, but that token has moved by only
+a positions (`readout=past_end`). So it reads a padding token, which attends to the whole caption and four padding
+tokens. In a caption without padding it reads the end of text. Only there, suffix prompts affect the result.
 
-F and C have no public code: the following is our interpretation of the paper's abstract and of TempMe's counts.
+Code of F and C is not public; the following is our interpretation of the paper's abstract and of TempMe's counts.
 C (`prompts=context`): a BiLSTM over the class tokens that enter a block and one linear layer, both shared by all of
 these blocks, compute prompts of each frame. They are inserted unchanged, in block 0 too.
 F (`video_blocks`): in the last blocks the tokens of all frames and P prompts of the video attend to each other.
-The preset `fc` has 4 prompts, 4 such blocks and no suffix: 14,208,000 weights (TempMe prints 14.10 M, which no usual
-LSTM gives) and 57.85 GMACs without the 1.36 of the BiLSTM, which TempMe omits and we count (58.0).
+The preset `fc` has 4 prompts, 4 such blocks and no suffix. It has 14,208,000 weights; TempMe prints 14.10 M, which a
+usual LSTM does not give. It costs 57.85 GMACs without the 1.36 GMACs of the BiLSTM, which we count; TempMe, which omits
+the BiLSTM, prints 58.0.
 
 Shapes: B videos or captions, T frames, K blocks, P prompts, N tokens of a frame, L tokens of a caption, D, E widths.
 """
@@ -53,16 +54,18 @@ class VoPConfig:
         )
     }
 
-    lr: float = setting(6e-4, doc="learning rate of all new weights, TempMe's", unpublished=True, part="recipe")
+    lr: float = setting(6e-4, doc="learning rate of all new weights, as in TempMe", unpublished=True, part="recipe")
     prompts: Literal["fixed", "context"] = setting(
-        "fixed", doc="prompts of frames: learned, or made from the video's frames (C)"
+        "fixed", doc="prompts of frames. fixed: learned; context: computed from the video's frames (C)"
     )
     num_prompts: int = setting(8, doc="number of prompts P of a frame, and of a video in `video_blocks`")
     prefix: int = setting(4, doc="number of prefix tokens a, at most an eighth of the text length")
     suffix: int = setting(4, doc="number of suffix tokens b, at most an eighth of the text length")
-    video_blocks: int = setting(0, doc="last blocks in which all frames of a video attend to each other (F)")
+    video_blocks: int = setting(0, doc="number of last blocks in which all frames of a video attend to each other (F)")
     lstm_width: int = setting(768, doc="width of each LSTM direction, with prompts=context")
-    readout: Literal["end", "past_end"] = setting("end", doc="caption token that is the feature; past_end: as released")
+    readout: Literal["end", "past_end"] = setting(
+        "end", doc="caption token whose output is the feature. end: end of text; past_end: as released"
+    )
 
     def __post_init__(self) -> None:
         require(self, ">= 0", "lr", hint="Use <lr>=0 to train nothing.")
@@ -82,13 +85,13 @@ class ContextPrompts(nn.Module):
 
     def forward(self, classes: Tensor) -> Tensor:
         """Map class tokens (B, T, D) to prompts (B, T, P, D)."""
-        # cuDNN's backward pass of an LSTM needs training mode; it has no dropout
+        # cuDNN's backward pass of an LSTM needs training mode, which changes only dropout, and the LSTM has none
         self.lstm.train(self.training or torch.is_grad_enabled())
         made: Tensor = self.out(self.lstm(classes)[0])
         return made.unflatten(-1, (self.count, -1))
 
     def macs(self, frames: int) -> int:
-        """Count multiply-adds of `frames` frames."""
+        """Return the multiply-adds for `frames` frames."""
         hidden, width = self.lstm.hidden_size, self.lstm.input_size
         return frames * (8 * hidden * (width + hidden) + 2 * hidden * self.count * width)
 
@@ -99,7 +102,7 @@ class VoP(Method):
     Config = VoPConfig
     PRESETS = {
         "paper": PAPER,  # the training of TempMe's tables
-        "released": Override({"method.readout": "past_end"}),  # modelscope's code: without training
+        "released": Override({"method.readout": "past_end"}),  # as in modelscope's code, which is for inference only
         "shapes": {"method.lr": 2e-5},  # with optim.lr_scale=50: 1e-3
         "fc": Override(
             {"method.prompts": "context", "method.num_prompts": 4, "method.suffix": 0, "method.video_blocks": 4}
@@ -116,16 +119,16 @@ class VoP(Method):
         vision, text = backbone.vision, backbone.text
         most, depth = text.context_length // 8, len(vision.blocks)
         self.around = min(config.prefix, most), min(config.suffix, most)  # a, b
-        self.columns = text.context_length - sum(self.around)  # of a caption among its prompts
-        self.first = depth - min(config.video_blocks, depth)  # block of videos
+        self.columns = text.context_length - sum(self.around)  # positions left for a caption between its prompts
+        self.first = depth - min(config.video_blocks, depth)  # index of the first block of whole videos
 
-        def drawn(*shape: int) -> nn.Parameter:
+        def draw(*shape: int) -> nn.Parameter:
             return nn.Parameter(0.02 * torch.randn(shape))
 
         is_fixed = config.prompts == "fixed"
-        self.frame = drawn(self.first if is_fixed else 0, config.num_prompts, vision.width)
-        self.video = drawn(depth - self.first, config.num_prompts, vision.width)
-        self.text = drawn(len(text.blocks), sum(self.around), text.width)
+        self.frame = draw(self.first if is_fixed else 0, config.num_prompts, vision.width)
+        self.video = draw(depth - self.first, config.num_prompts, vision.width)
+        self.text = draw(len(text.blocks), sum(self.around), text.width)
         self.context = None
         if not is_fixed and self.first:
             self.context = ContextPrompts(vision.width, config.num_prompts, config.lstm_width)
@@ -140,7 +143,7 @@ class VoP(Method):
         return frame_mean(l2_normalize(self.encode_frames(frames)))
 
     def encode_frames(self, frames: Tensor) -> Tensor:
-        """Encode each frame: (B, T, 3, H, W) -> (B, T, d), not normalised."""
+        """Encode each frame: (B, T, 3, H, W) -> (B, T, d), not normalized."""
         vision, count = self.backbone.vision, self.config.num_prompts
         seams = []
         for block in range(self.first):
@@ -150,24 +153,25 @@ class VoP(Method):
             seams.append(BlockSeams(before=before, after=drop(count)))
         for block, prompts in enumerate(self.video):
             last = block == len(self.video) - 1
-            seams.append(BlockSeams(before=partial(_joined, prompts, block == 0), after=self._apart if last else None))
+            after = self._split_frames if last else None
+            seams.append(BlockSeams(before=partial(_prepend_prompts, prompts, block == 0), after=after))
         return vision(frames, seams)
 
     def of_context(self, x: Tensor, state: TokenState) -> Tensor:
-        """Insert prompts computed from the class tokens of the video into frames x (B*T, N, D): (B*T, N + P, D)."""
+        """Insert prompts, computed from the class tokens of a video, into its frames x (B*T, N, D): (B*T, N + P, D)."""
         assert self.context is not None
         state.extra_macs += self.context.macs(len(x))
         prompts = self.context(x[:, 0].unflatten(0, (state.batch, state.frames)))
         return insert(prompts.flatten(0, 1))(x, state)
 
-    def _apart(self, x: Tensor, state: TokenState) -> Tensor:
+    def _split_frames(self, x: Tensor, state: TokenState) -> Tensor:
         """Split videos (B, P + T*N, D) into their frames (B*T, N, D)."""
         return x[:, self.config.num_prompts :].unflatten(1, (state.frames, -1)).flatten(0, 1)
 
     # ----------------------------------------------------------------------------------------- captions
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
-        befores = [partial(self._replaced, prompts) for prompts in self.text]
+        befores = [partial(self._replace_prompts, prompts) for prompts in self.text]
         seams = [BlockSeams(before=before) for before in befores]
         seams[0] = BlockSeams(before=self.placed)
         last = partial(self.taken_back, tokens.shape[1])
@@ -178,9 +182,9 @@ class VoP(Method):
         """Insert the prompts of block 0 into embedded captions (B, L, E), at all positions of the tower: (B, 77, E)."""
         text, length = self.backbone.text, x.shape[1]
         table = text.positional_embedding.to(x.dtype)
-        words = x - table[:length]  # their positions change
+        words = x - table[:length]  # without position embeddings, since positions change
         end = last_end(state)[:, None]  # (B, 1)
-        at = end.clamp(max=self.columns - 1)  # a longer caption is cut and ends with its end
+        at = end.clamp(max=self.columns - 1)  # a longer caption is cut, and its last token is the end of text
         place = torch.arange(self.columns, device=x.device)
         index = torch.where(place == at, end, place.clamp(max=length - 1))
         words = words.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
@@ -189,8 +193,8 @@ class VoP(Method):
         prefix, suffix = self._split(self.text[0], x)
         return torch.cat([words[:, :1], prefix, words[:, 1:-1], suffix, words[:, -1:]], dim=1) + table
 
-    def _replaced(self, prompts: Tensor, x: Tensor, state: TokenState) -> Tensor:
-        """Replace the prompts of captions (B, 77, E) by those (a + b, E) of a block."""
+    def _replace_prompts(self, prompts: Tensor, x: Tensor, state: TokenState) -> Tensor:
+        """Replace the prompts of captions x (B, 77, E) by the prompts (a + b, E) of a block."""
         a, b = self.around
         prefix, suffix = self._split(prompts, x)
         return torch.cat([x[:, :1], prefix, x[:, 1 + a : -1 - b], suffix, x[:, -1:]], dim=1)
@@ -207,7 +211,10 @@ class VoP(Method):
         return x[:, place + (a + b if self.config.readout == "past_end" else behind)]
 
 
-def _joined(prompts: Tensor, is_first: bool, x: Tensor, state: TokenState) -> Tensor:
-    """Join prompts (P, D) and videos (B, P + T*N, D), or frames (B*T, N, D) in the first block of videos."""
+def _prepend_prompts(prompts: Tensor, is_first: bool, x: Tensor, state: TokenState) -> Tensor:
+    """Return videos (B, P + T*N, D) with prompts (P, D), in place of the prompts before.
+
+    x are such videos or, in the first block of whole videos, frames (B*T, N, D).
+    """
     rest = x.unflatten(0, (state.batch, state.frames)).flatten(1, 2) if is_first else x[:, len(prompts) :]
     return torch.cat([prompts.to(x.dtype).expand(len(rest), -1, -1), rest], dim=1)

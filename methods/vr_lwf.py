@@ -1,8 +1,8 @@
-"""VR-LwF: LwF on random sentences, drawn from the tokenizer's vocabulary.
+"""VR-LwF: LwF with random sentences, drawn from the tokenizer's vocabulary, in place of captions.
 
 Ding et al., "Don't Stop Learning: Towards Continual Learning for the CLIP Model", arXiv:2207.09248
-("vocabulary replay"), as a baseline of CTVR (arXiv:2503.10111, table 1). No code of the authors was
-found; ours follows LwF-VR in ZSCL's repository:
+("vocabulary replay"), as a baseline of CTVR (arXiv:2503.10111, table 1). The authors' code was not
+found; this code follows LwF-VR in ZSCL's repository:
 
     w_1..w_R: sentences of `length` words, uniform over the vocabulary, drawn once for each task
     Z = s S(w*, v),  Z* = s S(w*, v*)      (R, B); * is the teacher, the model before the task
@@ -35,7 +35,7 @@ from ctvr.methods.layers.replay.cache import VideoFeatureCache
 from ctvr.methods.layers.transfer import to_device
 from ctvr.methods.settings import SettingError, require, setting
 
-_AT_ONCE = 250  # sentences encoded together
+_AT_ONCE = 250  # number of sentences that are encoded together
 _SCRIPT = "mtil/scripts/lwf_vr.sh"
 ORIGINAL = Recipe(
     "Thunderbeee/ZSCL@b96e714",
@@ -60,24 +60,26 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class VRLwFConfig:
-    """Settings, with ranges in search_spaces/. Only T = 2 is CTVR's; others: ZSCL's repository."""
+    """Settings, with ranges in search_spaces/. T = 2 is from CTVR, the other defaults are from ZSCL's repository."""
 
     UNPUBLISHED = ("base.lr",)
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
-    weight: float = setting(1.0, doc="weight of both terms", unpublished=True, part="loss")
+    weight: float = setting(1.0, doc="weight of both distillation terms", unpublished=True, part="loss")
     temperature: float = setting(2.0, doc="temperature T", part="loss")
     sentences: int = setting(1000, doc="number of sentences R", unpublished=True)
-    length: int = setting(10, doc="words of a sentence", unpublished=True, part="loss")
+    length: int = setting(10, doc="number of words in a sentence", unpublished=True, part="loss")
     student: Literal["video", "each"] = setting(
         "video",
-        doc="student's features: its videos (the reference), or also its own features of the sentences, with "
-        "the teacher's videos, which costs R captions in each step",
+        doc="features of the student that are distilled. video: its videos (the reference); each: also its features "
+        "of the sentences, with the teacher's videos. each encodes R captions in every step",
         unpublished=True,
         part="loss",
     )
     first_task: bool = setting(
-        True, doc="pre-trained model as the teacher in the first task, as in ZSCL's scripts", part="loss"
+        True,
+        doc="whether the pre-trained model is the teacher in the first task, as in ZSCL's scripts",
+        part="loss",
     )
 
     def __post_init__(self) -> None:
@@ -87,25 +89,25 @@ class VRLwFConfig:
 
 
 class VRLwF(Strategy):
-    """Wrap a retriever; distil the former similarities of its videos to random sentences."""
+    """Wrap a retriever; distill the previous model's similarities between videos and random sentences."""
 
     Config = VRLwFConfig
     PRESETS = {
         "paper": {},
-        # The weight is chosen on the validation videos of shapes-5 (R@1, two seeds): 1 29.4, 0.3 32.8, 0.1 and 0.03
-        # 34.1, fine-tuning alone 35.6; student=each is not better. methods/lwf.py gives the reason.
-        # The rate is for the small backbone, with optim.lr_scale=50.
+        # The weight is chosen on the validation videos of shapes-5. R@1 (two seeds) is 29.4 with weight 1, 32.8 with
+        # 0.3, 34.1 with 0.1 and 0.03, and 35.6 with fine-tuning alone; student=each is not better. methods/lwf.py gives
+        # the reason. The rate is for the small backbone, with optim.lr_scale=50.
         "shapes": Tuned({"method.weight": 0.1, "base.lr": 4e-6}, trials=5, unrecorded=["base.lr"]),
         "original": ORIGINAL,
-        # A new CLIP-ViP starts with random proxies and is not a useful teacher: the first task has none.
+        # A new CLIP-ViP starts with random proxies and is not a useful teacher, so the first task lacks a teacher
         "tvr-plus-cl": Override({"method.base": "clip_vip", "method.first_task": False}),
     }
+    EPOCH_STATE = ("_videos", "_taught")  # stored for the reason in methods/lwf.py
     config: VRLwFConfig
 
     @classmethod
     def capabilities(cls, config: VRLwFConfig) -> Capabilities:
-        # The state `_videos` is that of methods/lwf.py
-        return replace(super().capabilities(config), fits_vectors=False, has_epoch_state=True)
+        return replace(super().capabilities(config), fits_vectors=False)
 
     @classmethod
     def compares(cls, config: VRLwFConfig) -> bool:
@@ -121,8 +123,8 @@ class VRLwF(Strategy):
                 f"Use at most {clip.text.context_length - 2}.",
             )
         self._videos = VideoFeatureCache()  # the teacher's features of videos
-        self.sentences: Tensor | None = None  # (R, L); drawn by `begin_task`, the same on all workers
-        self._taught: Tensor | None = None  # (R, ...) the teacher's features of them
+        self.sentences: Tensor | None = None  # (R, L); drawn by `begin_task`, equal on all workers
+        self._taught: Tensor | None = None  # (R, ...) the teacher's features of the sentences
 
     def begin_task(self, task: Task) -> None:
         if task.index > 0 and self.config.weight:
@@ -144,9 +146,11 @@ class VRLwF(Strategy):
         return terms
 
     def distil(self, batch: Batch, videos: Tensor) -> Tensor:
-        """Distil the teacher's similarities of videos and sentences into the student's.
+        """Compute the distillation loss, a scalar, from similarities between videos and sentences.
 
-        Takes this worker's pairs and the student's features (B, ...) of their videos.
+        Args:
+            batch: pairs of this worker.
+            videos: (B, ...) the student's features of their videos.
         """
         assert self.teacher is not None
         sentences = self.taught(batch.frames.device)
@@ -170,14 +174,14 @@ class VRLwF(Strategy):
         if self._taught is None:
             assert self.teacher is not None
             assert self.sentences is not None
-            # All sentences are equally long, so that word features need no pads
+            # All sentences are equally long, so word features need not be padded
             parts = [self.teacher("encode_text", to_device(part, device)) for part in self.sentences.split(_AT_ONCE)]
             self._taught = torch.cat(parts)
         return self._taught
 
 
 def draw_sentences(clip: Clip, count: int, length: int) -> Tensor:
-    """Draw captions (count, length + 2) int64 of uniform words of the backbone's tokenizer, with both ends."""
+    """Draw captions (count, length + 2) int64: words uniform over the vocabulary, between start and end of text."""
     empty = clip.tokenize([""])[0]
     start, end = int(empty[0]), int(empty.max())
     words = torch.randint(min(start, end), (count, length), device="cpu")  # both ends come after all words

@@ -1,4 +1,4 @@
-"""XBT: a projection of new captions to the old model's, trained on text alone under noise, after each task.
+"""XBT: a projection from the new to the old model's caption space, trained on noisy text features after each task.
 
 Jang & Lim, "Towards Cross-modal Backward-compatible Representation Learning for Vision-Language Models", ICCV 2025,
 arXiv:2405.14715, over any retriever whose caption is one vector. h and y are unit features of texts by the model after
@@ -6,16 +6,16 @@ and before a task:
 
     h' = unit(h + e),  e ~ N(0, noise^2 I), drawn again in each step
     L = mean (1 - cos(p(h'), y)),   or mean |p(h') - y|^2
-    linear  p(h) = h W + b        mlp  p(h) = h + GELU(h W1 + b1) W2 + b2, with as many numbers between
+    linear  p(h) = h W + b        mlp  p(h) = h + GELU(h W1 + b1) W2 + b2, hidden width d
 
-No frame is read. The noise makes p valid near the set of captions too, where the features of videos are. The
+Frames are not read. The noise makes p valid in the neighborhood of captions, too, where the features of videos are. The
 projections of tasks are chained (methods/families/compensation.py). `sentences` adds random sentences to the captions
-of the task, since texts alone need no data of a former task.
+of the task, which is possible because texts do not need data of an earlier task.
 
 This is our reading of the abstract and of a later paper's description (noise, text alone, LoRA on pairs afterwards).
 The paper exchanges one CLIP for another; here each task is such an exchange. Kind of p, loss, size of the noise,
-optimizer and steps are ours. Its second stage, LoRA of the new model on pairs of captions and videos, is omitted: in a
-stream the next task trains the model itself. No code was found.
+optimizer and steps are ours. Its second stage, LoRA of the new model on pairs of captions and videos, is omitted,
+because in a stream the next task trains the model itself. The authors' code was not found.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ctvr.methods.layers.losses.distillation import backbone_of
 from ctvr.methods.settings import require, setting
 from ctvr.methods.vr_lwf import draw_sentences
 
-_AT_ONCE = 250  # sentences encoded together
+_AT_ONCE = 250  # number of sentences that are encoded together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,20 +45,28 @@ class XBTConfig:
     UNPUBLISHED = ("base.lr",)
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
-    projection: Literal["linear", "mlp"] = setting("linear", doc="kind of the projection", unpublished=True, later=True)
+    projection: Literal["linear", "mlp"] = setting(
+        "linear", doc="form of the projection p", unpublished=True, later=True
+    )
     noise: float = setting(
         0.02, doc="standard deviation of the noise in each dimension of a unit feature", unpublished=True, later=True
     )
     loss: Literal["cosine", "squared"] = setting(
-        "cosine", doc="distance from the old feature that is minimised", unpublished=True, later=True
+        "cosine", doc="distance from the old feature that is minimized", unpublished=True, later=True
     )
-    sentences: int = setting(0, doc="random sentences in addition to a task's captions", unpublished=True, later=True)
+    sentences: int = setting(
+        0, doc="number of random sentences in addition to the captions of a task", unpublished=True, later=True
+    )
     pairs: int = setting(
         20_000, doc="maximum number of texts to which a projection is fitted", unpublished=True, later=True
     )
     lr: float = setting(1e-3, doc="learning rate of the projection", unpublished=True, later=True, part="recipe")
     steps: int = setting(
-        500, doc="steps of the projection, each over all texts", unpublished=True, later=True, part="recipe"
+        500,
+        doc="number of steps that fit the projection, each over all texts",
+        unpublished=True,
+        later=True,
+        part="recipe",
     )
 
     def __post_init__(self) -> None:
@@ -104,14 +112,14 @@ class Projection:
 
 
 class XBT(QueryCompensation):
-    """Wrap a retriever; project its captions to the model that stored the searched videos."""
+    """Wrap a retriever; project its captions to the space of the model that encoded the searched videos."""
 
     Config = XBTConfig
     PRESETS = {
         "paper": {},
         "no-noise": Override({"method.noise": 0.0}),
         "sentences": Override({"method.sentences": 2000}),
-        "shapes": {"base.lr": 4e-6},  # as clip4clip's, with optim.lr_scale=50, for the small backbone
+        "shapes": {"base.lr": 4e-6},  # as for clip4clip, with optim.lr_scale=50, for the small backbone
     }
     config: XBTConfig
 

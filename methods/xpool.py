@@ -2,15 +2,15 @@
 
 Gorti et al., "X-Pool: Cross-Modal Language-Video Attention for Text-Video Retrieval", arXiv:2203.15086
 (CVPR 2022), section 4.2, here fine-tuned on one task after the other as in CTVR (arXiv:2503.10111, table 1).
-With q (Q, d) of captions and f (V, T, d) of frames, neither normalised, and one LayerNorm for both:
+With features q (Q, d) of captions and f (V, T, d) of frames, neither normalized, and one LayerNorm for both:
 
     Q = LN1(q) W_q,  K = LN1(f) W_k,  V = LN1(f) W_v                    eq. 3-5
     o = softmax_T(Q K^T / sqrt(d)) V W_o,  a = LN2(o)                    eq. 6
     r = LN3(a + Dropout(a W_l)),  S = cos(q, r)                          eq. 7-8; r is (V, Q, d)
 
-All matrices have biases and start as identities; the printed 152.59 M parameters hold for this head only.
-A video's feature depends on the query, so the frames f are stored: T times the usual size, pooled by the current head,
-however old they are. Neither paper describes how its videos were stored.
+All matrices have biases and start as identities; a head with biases has the printed 152.59 M parameters.
+A video's feature depends on the query, so the frame features f are stored, which takes T times the usual space. The
+current head pools them, even if an older model computed them. Neither paper describes how it stores videos.
 
 Shapes: B pairs, Q captions, V videos, T frames, d joint embedding.
 """
@@ -30,7 +30,7 @@ from ctvr.methods.layers.gather import world_size
 from ctvr.methods.layers.temperature import ScaleConfig, bound_scale, set_scale
 from ctvr.methods.settings import require, setting
 
-# The command of MSR-VTT-9k
+# The authors' command for MSR-VTT-9k
 ORIGINAL = Recipe(
     "layer6ai-labs/xpool@bc88718",
     {
@@ -60,7 +60,7 @@ ORIGINAL = Recipe(
         "crops are resized bicubically there, bilinearly here",
     ),
 )
-CHUNK = 2**22  # numbers in memory at a time in `score`: 16 MiB
+CHUNK = 2**22  # float32 values in memory at a time in `score` (16 MiB)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,48 +73,51 @@ class XPoolConfig(ScaleConfig):
     lr_head: float = setting(
         1e-5, doc="learning rate of X-Pool's pooling; 3e-5 on MSR-VTT-9k", unpublished=True, part="recipe"
     )
-    dropout: float = setting(0.3, doc="dropout in X-Pool's pooling", unpublished=True)
+    dropout: float = setting(0.3, doc="dropout rate in X-Pool's pooling", unpublished=True)
     max_scale: float = setting(100.0, doc="upper bound of 1 / temperature after each step", part="recipe")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, ">= 0", "lr", "lr_head", hint="Use 0 to train none of it.")
+        require(self, ">= 0", "lr", "lr_head", hint="Use 0 to keep these weights unchanged.")
         require(self, "in [0, 1)", "dropout", hint="The paper uses 0.3.")
 
 
 class Pooling(nn.Module):
-    """The head: five matrices and three LayerNorms."""
+    """X-Pool's pooling head: five matrices and three LayerNorms."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
         self.q, self.k, self.v, self.out, self.linear = (nn.Linear(width, width) for _ in range(5))
         self.ln_1, self.ln_2, self.ln_3 = (nn.LayerNorm(width) for _ in range(3))
         self.dropout = dropout
-        self.seed = 0  # of masks that all workers share
+        self.seed = 0  # seed of dropout masks that all workers share
         for linear in (self.q, self.k, self.v, self.out, self.linear):
             nn.init.eye_(linear.weight)
             nn.init.zeros_(linear.bias)
 
     def ask(self, queries: Tensor) -> Tensor:
-        """Compute Q of captions (Q, d)."""
+        """Compute the attention queries (Q, d) of captions (Q, d)."""
         return self.q(self.ln_1(queries))
 
     def read(self, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute K and V W_o of frames (V, T, d). Weights sum to 1, so W_o can be applied first, at far lower cost."""
+        """Compute K and V W_o (V, T, d) of frames (V, T, d).
+
+        Attention weights sum to 1, so W_o can be applied before the attention, at a far lower cost.
+        """
         y = self.ln_1(frames)
         return self.k(y), self.out(self.v(y))
 
     def attention(self, asked: Tensor, keys: Tensor) -> Tensor:
-        """Compute weights (V, Q, T) of frames: `asked` (Q, d), `keys` (V, T, d)."""
+        """Compute attention weights (V, Q, T) of frames from queries `asked` (Q, d) and `keys` (V, T, d)."""
         return (asked @ keys.mT / math.sqrt(keys.shape[-1])).softmax(dim=-1)
 
     def pool(self, asked: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Compute r (V, Q, d): the feature of every video for every caption."""
         a = self.ln_2(self.attention(asked, keys) @ values)
-        return self.ln_3(a + self._dropped(self.linear(a)))
+        return self.ln_3(a + self._drop(self.linear(a)))
 
-    def _dropped(self, x: Tensor) -> Tensor:
-        """Apply dropout. Several workers compute this for all of their pairs, so they use the same mask."""
+    def _drop(self, x: Tensor) -> Tensor:
+        """Apply dropout. Every worker computes this for the pairs of all workers, so all use one mask."""
         if world_size() == 1 or not self.training:
             return F.dropout(x, self.dropout, self.training)
         self.seed += 1
@@ -123,16 +126,16 @@ class Pooling(nn.Module):
             return F.dropout(x, self.dropout)
 
     def cosines(self, asked: Tensor, unit: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Compute cos(q, r) (V, Q) without dropout, and without r: a pair needs sums over T numbers, not over d.
+        """Compute cos(q, r) (V, Q) without dropout and without r, so a pair needs sums over T frames, not d dimensions.
 
-        After the frame weights w (T,) all is linear except two LayerNorms and the norm, and those are quadratic
-        forms of w. c are the values without their mean over d, W the residual layer, g and b of LN2 and LN3:
+        After the frame weights w (T,), all operations are linear except two LayerNorms and the norm. These are
+        quadratic forms of w. c are the values minus their mean over d, W is the residual layer, g, b are of LN2, LN3:
 
             s^2 = w (c c' / d) w' + eps,  r before LN3 = u M,  u = (w / s, 1),  M = [(c g_2) (1 + W)'; b_2 + W b_2 + b]
             N = (M - mean over d) g_3,  r = u N / s_3 + b_3,  s_3^2 = u (N/g_3)(N/g_3)' u' / d + eps
 
         Args:
-            asked, keys, values: as of `pool`.
+            asked, keys, values: see `pool`.
             unit: (Q, d) captions of length 1.
         """
         d, first, last = values.shape[-1], self.ln_2, self.ln_3
@@ -157,7 +160,7 @@ def quadratic(x: Tensor, form: Tensor) -> Tensor:
 
 
 class XPool(Method):
-    """CLIP with text-conditioned pooling, all of it trained."""
+    """CLIP with text-conditioned pooling; all weights are trained."""
 
     Config = XPoolConfig
     ON_FEATURES = {"method.lr": 1e-3, "method.lr_head": 1e-3}
@@ -178,7 +181,7 @@ class XPool(Method):
         self.pooling = Pooling(backbone.embed_dim, config.dropout)
 
     def begin_task(self, task: Task) -> None:
-        self.pooling.seed = torch.initial_seed() % 2**62  # the same on every worker as a task begins
+        self.pooling.seed = torch.initial_seed() % 2**62  # equal on all workers when a task begins
 
     def param_groups(self) -> list[ParamGroup]:
         clip = [*self.backbone.vision.parameters(), *self.backbone.text.parameters()]
@@ -191,11 +194,11 @@ class XPool(Method):
         ]
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        """Compute frame features, (B, T, 3, H, W) -> (B, T, d), not normalised."""
+        """Compute frame features, (B, T, 3, H, W) -> (B, T, d), not normalized."""
         return self.backbone.vision(frames).float()
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
-        """Compute caption features, (B, L) -> (B, d), not normalised."""
+        """Compute caption features, (B, L) -> (B, d), not normalized."""
         return self.backbone.text(tokens).float()
 
     def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
@@ -204,7 +207,7 @@ class XPool(Method):
             queries = queries.float()
             asked, unit = self.pooling.ask(queries), F.normalize(queries, dim=-1)
             keys, values = self.pooling.read(gallery.float())
-            numbers = gallery.shape[-1] if self.training else gallery.shape[1] + 1  # of a pair
+            numbers = gallery.shape[-1] if self.training else gallery.shape[1] + 1  # values for each pair
             videos = max(1, CHUNK // max(1, len(queries) * numbers))
             parts = []
             for k, v in zip(keys.split(videos), values.split(videos), strict=True):

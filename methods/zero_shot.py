@@ -1,7 +1,7 @@
 """Zero-shot CLIP: the lower reference (Radford et al., arXiv:2103.00020; row "Zero-Shot CLIP" of CTVR, table 1).
 
 f = CLIP(frame), v = mean of f over frames, at unit length; q = CLIP(caption), at unit length; S = q v^T.
-Nothing is trained, so stored features never become outdated and backward forgetting is exactly 0.
+Weights are not trained, so stored features never become outdated and backward forgetting is exactly 0.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from ctvr.methods.settings import setting
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroShotConfig:
-    """`frame_norm` is the one choice in which published tables differ; it changes their second decimal."""
+    """Settings. Published tables differ in `frame_norm`, which changes the second decimal of their metrics."""
 
     frame_norm: Literal["none", "l2"] = setting(
         "none", doc="normalization of each frame's feature before the mean; CTVR: none, CLIP4Clip: l2"
     )
-    is_chance: bool = setting(False, doc="equal scores for all videos, a control: R@k is that of a random order")
+    is_chance: bool = setting(
+        False, doc="whether all videos get equal scores, so that R@k equals that of a random order (a control)"
+    )
 
 
 class ZeroShot(Method):

@@ -1,4 +1,4 @@
-"""ZSCL: distils the pre-trained model's similarities on a reference set, and averages the weights of a task.
+"""ZSCL: distills the pre-trained model's similarities on a reference set, and averages the weights within a task.
 
 Zheng et al., "Preventing Zero-Shot Transfer Degradation in Continual Learning of Vision-Language Models",
 arXiv:2303.06628 (ICCV 2023), as a baseline of CTVR (arXiv:2503.10111, table 1). With reference images x
@@ -11,12 +11,12 @@ and texts y that belong to no task (methods/layers/replay/reference.py), s CLIP'
 The teacher is never renewed (that would be LwF). theta^ replaces theta after a task, and whenever the method is in
 evaluation mode.
 
-Differences: an image is a video of one frame. The paper takes ImageNet images and CC3M captions;
-without them the reference set is a small drawn one, and results are not comparable with the paper's. It
-trains 1000 steps for each task and averages every 100; CTVR's tasks have 200 to 1600 steps and its interval is
-unpublished. An interval of 10 gives nearly the same mean and suits short tasks too. Preset `original` is the released
-command, where l2 and the average act together (the paper's ablation treats them as alternatives), the factor is fixed
-(base.train_scale=false) and snapshots are those after 1, 1 + I, 1 + 2I, ... steps.
+Differences: an image is a video of one frame. The paper uses ImageNet images and CC3M captions. Without them, the
+reference set is a small set of drawn images, and results are not comparable with the paper's results. The paper trains
+1000 steps for each task and averages every 100; tasks of CTVR have 200 to 1600 steps, and its interval is not
+published. An interval of 10 gives nearly the same mean and suits short tasks, too. Preset `original` is the released
+command: l2 and the average act together (the paper's ablation treats them as alternatives), the factor is fixed
+(base.train_scale=false), and snapshots are taken after 1, 1 + I, 1 + 2I, ... steps.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ctvr.methods.layers.losses.distillation import backbone_of, frozen_start, s
 from ctvr.methods.layers.replay.reference import ReferenceSet, load_reference
 from ctvr.methods.settings import SettingError, require, setting
 
-_AT_ONCE = 250  # texts encoded together
+_AT_ONCE = 250  # number of texts that are encoded together
 _SCRIPT = "mtil/scripts/ZSCL.sh"
 ORIGINAL = Recipe(
     "Thunderbeee/ZSCL@b96e714",
@@ -61,7 +61,7 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class ZSCLConfig:
-    """Settings, with ranges in search_spaces/. CTVR publishes T = 2 and no other value."""
+    """Settings, with ranges in search_spaces/. CTVR publishes only T = 2."""
 
     UNPUBLISHED = ("base.lr",)
 
@@ -73,15 +73,16 @@ class ZSCLConfig:
     )
     reference_images: int | None = setting(
         None,
-        doc="images in a step, over all workers (rounded up to a multiple of them); none: as many as pairs",
+        doc="number of images in a step over all workers, rounded up to a multiple of the number of workers; if none, "
+        "the number of pairs",
         part="loss",
     )
     reference_frames: int = setting(
-        1, doc="frames of an image's video, for a retriever with a fixed number of frames", part="loss"
+        1, doc="number of frames as which an image is repeated, for a retriever with a fixed number", part="loss"
     )
     reference_texts: int = setting(1000, doc="number of texts R, the first ones of the set", part="loss")
     average_every: int = setting(
-        10, doc="steps I between weight averages; 0: without averaging", unpublished=True, part="recipe"
+        10, doc="number of steps I between weight averages; 0: without averaging", unpublished=True, part="recipe"
     )
     average_from: Literal["interval", "first"] = setting(
         "interval",
@@ -90,7 +91,7 @@ class ZSCLConfig:
     )
     l2: float = setting(
         0.0,
-        doc="weight of the distance to the task's start (\"WC\" in the paper's ablation), a sum over all weights",
+        doc='weight of the squared distance from the weights at the start of the task ("WC" in the paper\'s ablation)',
         unpublished=True,
         part="loss",
     )
@@ -98,12 +99,12 @@ class ZSCLConfig:
     def __post_init__(self) -> None:
         require(self, ">= 0", "weight", "l2", hint="Use 0 to leave the term out.")
         require(self, "> 0", "temperature", hint="The paper uses 2.")
-        require(self, ">= 0", "average_every", hint="Use 0 to average nothing.")
+        require(self, ">= 0", "average_every", hint="Use 0 to train without averaging.")
         require(self, ">= 1", "reference_images", "reference_frames", "reference_texts")
 
 
 class ZSCL(Strategy):
-    """Wrap a retriever; distil the pre-trained model into it on other data, and average its weights."""
+    """Wrap a retriever; distill the pre-trained model into it on other data, and average its weights."""
 
     Config = ZSCLConfig
     PRESETS = {
@@ -132,7 +133,7 @@ class ZSCL(Strategy):
 
     @classmethod
     def capabilities(cls, config: ZSCLConfig) -> Capabilities:
-        # References and averages are state
+        # Reference features and weight averages are state of an epoch
         return replace(super().capabilities(config), fits_vectors=False, has_epoch_state=True)
 
     def __init__(self, config: ZSCLConfig, base: Method) -> None:
@@ -163,8 +164,8 @@ class ZSCL(Strategy):
         if self._average and self._steps > self._averaged and not kept:
             learned = "half of its first step" if self._offset else "nothing"
             warnings.warn(
-                f"{task.name} took {self._steps} steps and the weights are averaged every {self.config.average_every}: "
-                f"it has learned {learned}. Lower method.average_every, or use 0.",
+                f"{task.name} took {self._steps} steps, but weights are averaged every {self.config.average_every} "
+                f"steps, so it has learned {learned}. Lower method.average_every, or use 0.",
                 stacklevel=2,
             )
         self._average, self._start, self._aside = [], [], None
@@ -186,7 +187,7 @@ class ZSCL(Strategy):
         return terms
 
     def distil(self, images: Tensor) -> Tensor:
-        """Distil the teacher's similarities to the reference texts into the student's, on images (B, T, 3, S, S)."""
+        """Compute the distillation loss, a scalar, from similarities of images (B, T, 3, S, S) and reference texts."""
         assert self.teacher is not None
         texts = self.texts(images.device)
         new, old = gather(self.base.encode_video(images)), gather(self.teacher("encode_video", images))
@@ -203,7 +204,7 @@ class ZSCL(Strategy):
             assert self.reference is not None
             tokens = self.reference.tokens[: self.config.reference_texts]
             parts = [self.teacher("encode_text", part.to(device)) for part in tokens.split(_AT_ONCE)]
-            longest = max(part.shape[1] for part in parts)  # word features (R, L, d) end in pads
+            longest = max(part.shape[1] for part in parts)  # word features (R, L, d) end with padding
             self._texts = torch.cat(
                 [nn.functional.pad(p, (0, 0, 0, longest - p.shape[1])) if p.ndim == 3 else p for p in parts]
             )
@@ -238,7 +239,7 @@ class ZSCL(Strategy):
 
     @property
     def _offset(self) -> int:
-        """Steps before the first snapshot, modulo the interval."""
+        """Return the number of steps before the first snapshot, modulo the interval."""
         return int(self.config.average_from == "first")
 
     def _trained(self) -> list[nn.Parameter]:

@@ -1,8 +1,8 @@
 """Executes a notebook in this process and stores the outputs of its cells: `python notebooks/execute.py first_run`.
 
 It does not need Jupyter: a cell is Python, and a line `!ctvr ...` is one of our commands. The notebook stores the
-printed text and the value of the last line of each cell, a picture as PNG, without paths of this machine. Run it in an
-empty folder, which gets the streams and runs.
+printed text and the value of the last line of each cell, an image or figure as PNG and an object of ours as HTML,
+without paths of this machine. Run it in an empty folder, which gets the streams and runs.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
 from PIL import Image
 
 from ctvr.orchestrator.cli.main import main
+from ctvr.orchestrator.figures.figures import to_bytes
 
 HERE = Path(__file__).resolve().parent
 NAMES = ("first_run", "rows_and_table", "own_method", "features", "vector_index")
@@ -53,8 +55,12 @@ def _outputs(source: str, names: dict[str, Any], count: int) -> list[dict[str, A
         found.append({"name": "stdout", "output_type": "stream", "text": text.splitlines(keepends=True)})
     if value is not None:
         data: dict[str, Any] = {"text/plain": repr(value).splitlines(keepends=True)}
+        if isinstance(value, Figure):
+            data |= {"image/png": base64.b64encode(to_bytes(value, "png")).decode()}
         if isinstance(value, Image.Image):
-            data |= {"text/plain": f"<picture of {value.width} x {value.height} pixels>", "image/png": _png(value)}
+            data |= {"text/plain": f"<image of {value.width} x {value.height} pixels>", "image/png": _png(value)}
+        if type(value).__module__.startswith("ctvr."):
+            data |= {"text/html": value._repr_html_().splitlines(keepends=True)}
         found.append({"data": data, "execution_count": count, "metadata": {}, "output_type": "execute_result"})
     return found
 

@@ -1,8 +1,8 @@
-"""Addresses that files name (records, plans, manifests, models, databases): which ones a command uses.
+"""Checks of addresses in files (records, plans, manifests, models, databases): whether a command may use them.
 
-A file from elsewhere may name any host or path, and a library that opens it sends the user's credentials there. An
-address of a file is used only if it is local and below the runs folder (links resolved), or if this command itself
-names its host: by an option, by --trust or by a variable of `VARIABLES`. SECURITY.md lists the readers of addresses.
+A file from elsewhere may contain any host or path, and a library that opens it sends the user's credentials there. An
+address from a file is used only if it is local and below the runs folder (links resolved), or if the command itself
+names its host by an option, by --trust or by a variable of `VARIABLES`. SECURITY.md lists the readers of addresses.
 """
 
 from __future__ import annotations
@@ -19,17 +19,22 @@ Place = str | Path
 VARIABLES = ("MLFLOW_TRACKING_URI", "RAY_ADDRESS", "CTVR_STORE", "CTVR_STORAGE", "CTVR_VIDEOS")
 _ORIGIN = re.compile(r"(?:[^/@\s]*@)?(?P<host>[\w.-]+|\[[0-9a-f:.]+\])(?::(?P<port>\d{1,5}))?(?:[/?#].*)?", re.I)
 _PORTS = {"http": "80", "https": "443"}
-_named: dict[str, bool] = {}  # addresses and folders that the user of this process names -> named by --trust
+_named: dict[str, bool] = {}  # address or folder that the user named -> whether --trust named it
 
 
 def name_addresses(words: Iterable[object], by_trust: bool = False) -> None:
-    """Allow the hosts and folders that the user names, such as the values of --store and, `by_trust`, of --trust."""
+    """Allow the hosts and folders that the user names.
+
+    Args:
+        words: values of options, such as --store; None and "" are skipped.
+        by_trust: whether they are values of --trust.
+    """
     for word in map(str, filter(None, words)):
         _named[word if origin_of(word) else os.path.abspath(os.path.expanduser(word))] = by_trust
 
 
 def named_addresses(by_trust: bool = False) -> tuple[str, ...]:
-    """Return the addresses that `name_addresses` has allowed in this process; with `by_trust`, those of --trust."""
+    """Return the addresses that `name_addresses` has allowed; with `by_trust`, only the values of --trust."""
     return tuple(sorted(word for word, is_trusted in _named.items() if is_trusted or not by_trust))
 
 
@@ -41,7 +46,7 @@ def is_address(word: str) -> bool:
 def origin_of(address: str) -> str:
     """Return SCHEME://HOST:PORT of a remote address, or SCHEME://BUCKET; empty for a local one.
 
-    An address of another form, such as `models:/name/1`, is its own origin, which no option names.
+    An address of another form, such as `models:/name/1`, is returned unchanged.
     """
     scheme, separator, rest = address.partition("://")
     scheme = scheme.lower()
@@ -63,11 +68,11 @@ def origin_of(address: str) -> str:
 
 
 def is_allowed(address: str, *places: Place) -> bool:
-    """Return whether an address of a file may be used.
+    """Return whether a command may use an address that a file contains.
 
     Args:
         address: a path or an address.
-        places: folders and addresses of this command, such as the runs folder and the address of its MLflow server.
+        places: folders and addresses of this command, such as its runs folder and the address of its MLflow server.
     """
     given = [*map(str, places), *_named, *(os.environ[name] for name in VARIABLES if os.environ.get(name))]
     if origin := origin_of(address):
@@ -77,12 +82,12 @@ def is_allowed(address: str, *places: Place) -> bool:
 
 
 def require_allowed(address: str, source: str, *places: Place, option: str = "--trust") -> None:
-    """Refuse an address of a file that this command may not use.
+    """Refuse an address that a file contains and that this command may not use.
 
     Args:
         address, places: see `is_allowed`.
-        source: the file or record, for the message.
-        option: the option that allows it.
+        source: the file or record that contains the address, for the message.
+        option: the option that would allow the address, for the remedy.
 
     Raises:
         ConfigError: one line with the source, the host or path, and the option.
@@ -91,16 +96,16 @@ def require_allowed(address: str, source: str, *places: Place, option: str = "--
         origin = origin_of(address)
         named = origin or str(_path_of(address))
         what = "a host that this command does not name" if origin else "outside the runs folder"
-        raise ConfigError(f"names {named}, {what}", source, remedy=f"To use it, add {option} {named}.")
+        raise ConfigError(f"refers to {named}, {what}", source, remedy=f"To use it, add {option} {named}.")
 
 
 def require_own(path: Path, *others: int, remedy: str = "Remove it, or set TMPDIR to a folder of yours") -> None:
     """Refuse a file or folder with a predictable name that another user may have made.
 
     Args:
-        path: it may not exist.
-        others: ids of users who are trusted, too.
-        remedy: for the message.
+        path: the file or folder, which may be absent.
+        others: ids of other users who are trusted.
+        remedy: the remedy in the message.
 
     Raises:
         ConfigError: if it is a link, or belongs to another user.
@@ -115,7 +120,7 @@ def require_own(path: Path, *others: int, remedy: str = "Remove it, or set TMPDI
 
 
 def _path_of(address: Place, is_ours: bool = False) -> Path:
-    """Return the path of a local address, with links resolved; of a database of ours, the path of its folder."""
+    """Return the path of a local address, with links resolved; for a SQLite address with `is_ours`, its folder."""
     text = str(address)
     if text.startswith("sqlite:///"):
         return Path(text.removeprefix("sqlite:///")).resolve().parent if is_ours else Path(text)

@@ -27,7 +27,7 @@ COMPARED = 100
 
 
 def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return the known name closest to `name` (the first of several equals), or "". Case, `-` and `_` are ignored.
+    """Return the known name closest to `name` (the first of equally close ones), or "". Case, `-`, `_` are ignored.
 
     Only the first COMPARED characters count, since the time is quadratic in them.
     """
@@ -40,7 +40,7 @@ def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return `" Did you mean 'x'?"` if a known name is close to `name`, else an empty string."""
+    """Return `" Did you mean 'x'?"` if a known name is close to `name`, otherwise an empty string."""
     return f" Did you mean {close!r}?" if (close := closest(name, known)) else ""
 
 
@@ -59,7 +59,7 @@ def closest_setting(name: str, known: Iterable[str]) -> str:
     if own := [each for each in names if _fold(each.rpartition(".")[2]) == last]:
         return closest(name, own, 0.0)
     group, dot, _ = name.partition(".")
-    if dot and any(each.startswith(f"{group}.") for each in names):  # only the name in the group is misspelt
+    if dot and any(each.startswith(f"{group}.") for each in names):  # only the name in the group is misspelled
         own = [each for each in names if each.startswith(f"{group}.")]
         meant = closest(last, [each.rpartition(".")[2] for each in own], 0.7)
         return f"{group}.{meant}" if meant else ""
@@ -74,7 +74,7 @@ def unknown_setting(name: str, value: Any, known: Iterable[str]) -> ConfigError:
     meant, last = closest_setting(name, names), _fold(name.rpartition(".")[2])
     near = [each for each in names if not meant and len(last) > 1 and _fold(each.rpartition(".")[2]).startswith(last)]
     meant, names = near[0] if len(near) == 1 else meant, near or names
-    every = ", ".join(names) if len(names) <= 20 else "ctvr schema METHOD"
+    every = ", ".join(names) if len(names) <= 20 else "ctvr methods METHOD --json"
     return ConfigError(
         "no such setting",
         printable(name),
@@ -85,7 +85,7 @@ def unknown_setting(name: str, value: Any, known: Iterable[str]) -> ConfigError:
 
 
 def no_method(name: str, remedy: str, meant: str) -> ConfigError:
-    """Return the error for an unknown method; arguments as in `ctvr.methods.UnknownMethod`."""
+    """Return the error for an unknown method; see `ctvr.methods.UnknownMethod` for the arguments."""
     write = (meant,) if meant else ()
     return ConfigError(f"no method called {name!r}", "method", remedy=remedy, write=write, unknown=name)
 
@@ -111,7 +111,7 @@ def parse_overrides(words: Iterable[str]) -> Settings:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name.strip():
-            raise ConfigError(f"{word!r} is not a setting", remedy="Write name=value, for example optim.epochs=8.")
+            raise ConfigError(f"{word!r} is not a setting", remedy="Use name=value, for example optim.epochs=8.")
         name = name.strip()
         if name in settings and settings[name] != value:
             raise ConfigError(f"given twice, as {settings[name]!r} and {value!r}", name, remedy="Keep one of them.")
@@ -132,7 +132,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "", *, dotted: 
         cls: a dataclass whose fields are plain (str, int, float, bool, None, Literal, tuples of these) or groups.
         values: field name -> value; text is converted to the field's type. Settings of a group are `group.name`.
         prefix: the user's name of this group, for messages ("method", "optim").
-        dotted: users write `prefix.name`. False if they write options, such as `--trials` of a search.
+        dotted: whether users write `prefix.name`; false if they write options, such as `--trials` of a search.
 
     Raises:
         ConfigError: for an unknown name, a wrong type, or a ValueError of the class.
@@ -179,7 +179,7 @@ def _check_variant(variants: Mapping[str, Any], name: Any, prefix: str) -> None:
 
 
 def _check_owner(variants: Mapping[str, type[Any]], word: str, prefix: str, chosen: str = "") -> list[type[Any]]:
-    """Return the variants of a group that have a setting. Refuse it if there are none, or if `chosen` lacks it."""
+    """Return the variants of a group that have a setting. Refuse the setting if none, or not `chosen`, has it."""
     owners = [name for name, variant in variants.items() if word in setting_names(variant)]
     if not owners:
         every = dict.fromkeys(name for variant in variants.values() for name in setting_names(variant))
@@ -196,13 +196,13 @@ def _check_owner(variants: Mapping[str, type[Any]], word: str, prefix: str, chos
 
 
 def setting_error(error: SettingError, group: str, otherwise: str = "settings", dotted: bool = True) -> ConfigError:
-    """Return the error of a Config or a method with its settings as the user writes them: `optim.lr_scale`.
+    """Return the error of a Config or a method, with settings named as the user writes them: `optim.lr_scale`.
 
     Args:
-        error: as raised.
+        error: the error of the Config or method.
         group: the user's name of the group, "" for a run's own settings.
-        otherwise: place of a fault that does not begin with a setting, if `group` is "".
-        dotted: as in `build`.
+        otherwise: `where` of the error if `group` is "" and the fault does not begin with a setting.
+        dotted: see `build`.
     """
     below = group if dotted else ""
     fault, remedy, write = (error.qualify(below, text) for text in error.args)
@@ -216,10 +216,10 @@ def setting_error(error: SettingError, group: str, otherwise: str = "settings", 
 def check_value(cls: type[Any], name: str, value: Any, prefix: str = "") -> None:
     """Refuse an unknown field of a dataclass or a value of the wrong type, without the checks of `__post_init__`.
 
-    A setting of a group must fit one of its variants; which of them is chosen may be part of a search.
+    A setting of a group must be valid for one of the group's variants, because a search may choose the variant.
 
     Raises:
-        ConfigError: as `build`.
+        ConfigError: for an unknown name or a wrong type.
     """
     dot = f"{prefix}." if prefix else ""
     group, _, rest = name.partition(".")
@@ -271,8 +271,8 @@ def _convert(hint: Any, value: Any, name: str, default: Any, dotted: bool) -> An
         typed = _adapter(hint).validate_python(value)
     except ValidationError as error:
         raise _wrong_value(hint, given, name, default, dotted) from error
-    if isinstance(typed, float) and not math.isfinite(typed):  # limits would pass NaN, and training infinity
-        raise ConfigError(f"{value!r:.60} is not a finite number", name, remedy="Give a number, or omit the setting.")
+    if isinstance(typed, float) and not math.isfinite(typed):  # NaN passes all limits, infinity reaches training
+        raise ConfigError(f"{value!r:.60} is not a finite number", name, remedy="Set a number, or omit the setting.")
     return typed
 
 
@@ -281,11 +281,11 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def _wrong_value(hint: Any, value: Any, name: str, default: Any, dotted: bool) -> ConfigError:
-    """Return the error for a value of a wrong type: the expected type, the given value, and what to write instead."""
+    """Return the error for a value of a wrong type, with the expected type, the given value and a correction."""
     parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
     if isinstance(parts, list) and len(parts) > 1 and all(_converts(hint, part) for part in parts):
         each = f"Run each: ctvr sweep METHOD STREAM --vary {name}={as_text(parts)}"
-        each = "Give one in each run." if name == "seed" else each
+        each = "Use one in each run." if name == "seed" else each
         if isinstance(value, str) and _converts(hint, number := likely_number(value, hint is int)):
             each = f"{'As one number' if hint is int else 'With a decimal point'}: {name}={number}. {each}"
         return ConfigError(f"takes one value, not {len(parts)}", name, as_text(value), each)

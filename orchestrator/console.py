@@ -1,4 +1,4 @@
-"""Progress lines on stderr, and text without characters that change a terminal or the order of a line.
+"""Progress lines on stderr, and escaping of characters that control a terminal or reorder a line.
 
 stdout is reserved for results.
 """
@@ -18,7 +18,7 @@ from ctvr.orchestrator.redaction import redact
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-LINE_SECONDS = 30.0  # between two lines of progress in a file
+LINE_SECONDS = 30.0  # seconds between two progress lines if stderr is not a terminal
 LAYOUT = "\n\t"
 # Control characters, line separators, controls of bidirectional text (UAX 9, section 2), and bytes that are not UTF-8,
 # which Python represents as surrogates
@@ -26,7 +26,7 @@ _UNSAFE = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2
 
 
 def escape_unknown_characters() -> None:
-    """Set stdout and stderr to escape characters that their encoding lacks (\\u4e2d).
+    """Set stdout and stderr to escape characters that their encoding lacks, for example as \\u4e2d.
 
     Otherwise a file name on an ASCII or Latin-1 terminal (`LC_ALL=C`, `PYTHONIOENCODING`) raises an exception.
     """
@@ -49,7 +49,7 @@ def say(line: str, with_time: bool = False) -> None:
 
 
 def progress(total: int, what: str, unit: str = "video", is_shown: bool = True) -> tqdm:
-    """Return a progress bar on stderr; where stderr is not a terminal, a line every 30 s."""
+    """Return a tqdm progress bar on stderr. If stderr is not a terminal, the bar prints a line every 30 s."""
     from tqdm import tqdm
 
     what = printable(what)
@@ -59,7 +59,7 @@ def progress(total: int, what: str, unit: str = "video", is_shown: bool = True) 
 
 
 class _Lines:
-    """Write each state of a bar as a line of stderr, without the carriage returns that move a terminal's cursor."""
+    """Output file of a progress bar: writes each state as a line on stderr, without cursor movements."""
 
     def write(self, text: str) -> None:
         if line := text.strip():
@@ -72,8 +72,8 @@ class _Lines:
 def printable(text: str, keep: str = "") -> str:
     """Escape control and bidirectional characters, and bytes that are not UTF-8, except those in `keep`.
 
-    A foreign text may contain them: a file name, a caption, a record. Use it without `keep` for a text that is a part
-    of a line, and for an ID made from a file name; with LAYOUT for a whole result.
+    File names, captions and records from elsewhere may contain such characters. Leave `keep` empty for a part of a line
+    and for an ID made from a file name; pass LAYOUT for a whole result.
     """
 
     def escaped(found: re.Match[str]) -> str:

@@ -1,6 +1,6 @@
 """SHA-256 digests of values, files and our sources. File digests are cached by path, size and times.
 
-`python3 orchestrator/digests.py` prints the digest of the sources. It imports only the standard library.
+`python3 orchestrator/digests.py` prints the digest of the sources. This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Identity = tuple[int, int, int]  # a file's size in bytes, modification and stat
 
 
 def cache_folder() -> Path:
-    """Return this machine's cache folder: $CTVR_CACHE, else $XDG_CACHE_HOME/ctvr, else ~/.cache/ctvr."""
+    """Return this machine's cache folder: $CTVR_CACHE if set, otherwise `ctvr` in $XDG_CACHE_HOME or ~/.cache."""
     named = os.environ.get("CTVR_CACHE")
     if named:
         return Path(named)
@@ -42,7 +42,9 @@ def cache_folder() -> Path:
 
 
 def canonical(value: Any) -> str:
-    """Encode a value as JSON with sorted keys, so that equal values give equal text. NaN is written as Python does.
+    """Encode a value as JSON with sorted keys, so that equal values give equal text.
+
+    NaN is encoded as `NaN`, which is not standard JSON.
 
     Raises:
         ValueError: for values that JSON cannot encode (sets, arrays, bytes, objects).
@@ -63,7 +65,7 @@ def digest_of(value: Any) -> str:
 
 
 def digest_sources(files: Iterable[Path], root: Path = ROOT) -> str:
-    """Return the SHA-256 (hex) of source files: their paths below `root`, the package `ctvr`, and their contents."""
+    """Return the SHA-256 (hex) of the paths of source files, relative to `root`, and of their contents."""
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(f"{file.relative_to(root).as_posix()}\0".encode() + file.read_bytes() + b"\0")
@@ -76,32 +78,32 @@ def list_sources(package: str, root: Path = ROOT) -> list[Path]:
 
 
 def list_module_sources(name: str, package: str, root: Path = ROOT) -> list[Path]:
-    """Return the source of module `name` of a package, or all Python files of its subpackage; empty without either."""
+    """Return the file of module `name` of a package, or all files of its subpackage `name`; [] if neither exists."""
     file = root / package / f"{name}.py"
     return [file] if file.is_file() else list_sources(f"{package}/{name}", root)
 
 
 def list_imported_sources(files: Iterable[Path], package: str, root: Path = ROOT) -> list[Path]:
-    """Return `files` and, transitively, the modules of `package` that they import, also inside functions.
+    """Return `files` and, transitively, the modules of `package` that they import, including imports inside functions.
 
-    An imported subpackage counts with all its files.
+    An imported subpackage contributes all its files.
     """
     todo, seen = list(files), set[Path]()
     while todo:
         file = todo.pop()
         if file not in seen:
             seen.add(file)
-            names = _imported(file.read_text(encoding="utf-8"), f"ctvr.{package.replace('/', '.')}")
+            names = _list_imports(file.read_text(encoding="utf-8"), f"ctvr.{package.replace('/', '.')}")
             todo += [source for name in names for source in list_module_sources(name, package, root)]
     return sorted(seen)
 
 
 @functools.lru_cache(maxsize=1024)
-def _imported(source: str, package: str) -> tuple[str, ...]:
+def _list_imports(source: str, package: str) -> tuple[str, ...]:
     """Return the modules and subpackages of `package` that a source imports (the first component below `package`)."""
     modules = list[str]()
     todo: list[ast.AST] = [ast.parse(source)]
-    while todo:  # statements only, an eighth of the nodes: no expression contains an import
+    while todo:  # only statements, an eighth of the nodes, because an expression cannot contain an import
         node = todo.pop()
         for block in ("body", "orelse", "finalbody", "handlers", "cases"):
             todo += getattr(node, block, ())
@@ -116,7 +118,7 @@ def _imported(source: str, package: str) -> tuple[str, ...]:
 def source_digest(root: Path = ROOT) -> str:
     """Return the first 12 hexadecimal digits of the digest of the installed sources, to compare the code of nodes.
 
-    Covers only Python files, by their paths below `root`, the folder of the package `ctvr`.
+    The digest covers only Python files and their paths relative to `root`, the folder of the package `ctvr`.
     """
     return digest_sources((file for package in SOURCES for file in list_sources(package, root)), root)[:12]
 
@@ -125,7 +127,7 @@ def digest_file(path: str | Path, cache: Path | None = None) -> str:
     """Return the SHA-256 (hex) of a file's bytes, or of the names and digests of the files directly in a folder.
 
     The digest is stored in `cache` (default: `cache_folder()`) and reused while path, size, modification and
-    status-change time stay the same. Several processes may share the cache. Without a writable cache every call
+    status-change time are unchanged. Several processes may share the cache. Without a writable cache every call
     reads the file.
 
     Raises:
@@ -168,7 +170,7 @@ def _hash(path: Path) -> str:
 
 
 class _FileDigestCache:
-    """A file of JSON lines to which processes append digests; damaged lines are skipped, later lines win."""
+    """A file of JSON lines to which processes append digests; damaged lines are skipped, and the last line counts."""
 
     _open: dict[Path, _FileDigestCache] = {}
 

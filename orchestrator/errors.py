@@ -7,15 +7,15 @@
         │   ├── TrackingUnavailable          2    MLflow's server does not respond
         │   └── UntrustedCode                2    a file names a class that the user has not named
         ├── VideoError        (ValueError)   2    one video cannot be used
-        ├── IndexDisagrees    (ValueError)   1    the decoder returns another frame than the index of a video lists
-        ├── RefusedPickle     (ValueError)   1  a pickle contains something that is not allowed
+        ├── IndexDisagrees    (ValueError)   1    a decoded frame disagrees with the index of its video
+        ├── RefusedPickle     (ValueError)   1    a pickle contains an object that is not allowed
         ├── BadRecord         (ValueError)   1    a tracking record that can never be accepted
         ├── ContractViolation (ValueError)   1    a method breaks the contract of `Method`
         ├── CorruptObject     (ValueError)   1    the bytes of an object differ from those stored
         ├── MissingObject     (KeyError)     1    an object is not in the store, or was damaged and removed
         ├── StoreError        (RuntimeError) 1    the store failed: disk full, server unreachable
         ├── NonFiniteLoss     (RuntimeError) 1    the training loss is NaN or infinite
-        ├── CommitConflict    (RuntimeError) 1    another process has committed the task with other numbers
+        ├── CommitConflict    (RuntimeError) 1    another process has committed the task with different results
         ├── OutOfMemory       (RuntimeError) 1    a step does not fit in the device's memory
         ├── TrialFailed       (RuntimeError) 1    a Ray trial ended without a result
         ├── UserCodeFailed    (RuntimeError) 1    a user's method or plug-in raised an exception
@@ -43,7 +43,7 @@ class CtvrError(Exception):
 
     Attributes:
         status: exit status of a command that raises it.
-        is_permanent: a retry would fail in the same way, on any machine.
+        is_permanent: whether a retry would fail in the same way on any machine.
     """
 
     status: ClassVar[int] = 1
@@ -54,17 +54,17 @@ class CtvrError(Exception):
 
 
 class ConfigError(CtvrError, ValueError):
-    """Invalid user input. Its text is one line, made of these parts; no code parses it.
+    """Invalid user input. Its text is one line, made of these parts; code must not parse it.
 
     Attributes:
         fault: what is wrong. It is the whole line if no other part is given.
         where: the setting, the option or the file, as the user names it.
         got: the value that was given; None if the fault names it.
-        remedy: what to do: a whole sentence.
-        write: words of a command that replace those with the fault, for example ("optim.epochs=2",); () if unknown.
-            They are printed as the remedy if no other is given.
+        remedy: what to do, as a whole sentence.
+        write: corrected arguments that replace the faulty ones, for example ("optim.epochs=2",); () if unknown. They
+            are printed as the remedy if `remedy` is empty.
         settings: the settings that the fault concerns, the wrong one first; by default `where`.
-        unknown: the name that does not exist, of a method, a stream or a setting; else "".
+        unknown: the name of a method, stream or setting that does not exist; "" for other faults.
     """
 
     status = 2
@@ -86,7 +86,7 @@ class ConfigError(CtvrError, ValueError):
 
     @property
     def described(self) -> str:
-        """The place and the fault, without the remedy."""
+        """The parts `where`, `fault` and `got` as text, without the remedy."""
         said = f"{printable(self.where)}: {self.fault}" if self.where else self.fault
         return said if self.got is None else f"{said} (got {self.got!r:.200})"
 
@@ -95,8 +95,8 @@ class ConfigError(CtvrError, ValueError):
 
     @property
     def advice(self) -> str:
-        """The remedy, or the words to write, as a whole sentence."""
-        return self.remedy or (f"Write {' '.join(self.write)}." if self.write else "")
+        """The remedy, or the corrected arguments, as a whole sentence."""
+        return self.remedy or (f"Use {' '.join(self.write)}." if self.write else "")
 
     def at(self, where: str) -> ConfigError:
         """Return a copy with another `where`; the corrections in `write` become values of that setting."""
@@ -140,11 +140,11 @@ class VideoError(CtvrError, ValueError):
 
 
 class IndexDisagrees(CtvrError, ValueError):
-    """The decoder returns another frame than the index of a video lists; the argument is its time in seconds."""
+    """The decoder returned a frame that disagrees with the video's index; the argument is its time in seconds."""
 
 
 class RefusedPickle(CtvrError, ValueError):
-    """A pickle contains something that is not allowed; the message names it."""
+    """A pickle contains an object that is not allowed; the message names it."""
 
 
 class BadRecord(CtvrError, ValueError):
@@ -154,7 +154,7 @@ class BadRecord(CtvrError, ValueError):
 
 
 class ContractViolation(CtvrError, ValueError):
-    """A method breaks the contract of `Method` (`ctvr check-method`)."""
+    """A method breaks the contract of `Method` (`ctvr methods check`)."""
 
     is_permanent = True
 
@@ -187,7 +187,7 @@ class NonFiniteLoss(CtvrError, RuntimeError):
 
 
 class CommitConflict(CtvrError, RuntimeError):
-    """Another writer has committed the task with other numbers; continue from the run's newest commit."""
+    """Another writer has committed the task with different results; continue from the run's newest commit."""
 
 
 class OutOfMemory(CtvrError, RuntimeError):
@@ -201,7 +201,7 @@ class TrialFailed(CtvrError, RuntimeError):
 
     Attributes:
         reason: one line.
-        is_permanent: a retry would fail in the same way.
+        is_permanent: whether a retry would fail in the same way.
         traceback_and_log: the worker's traceback and the end of its log; empty if they could not be read.
     """
 
@@ -249,7 +249,7 @@ _OF_THE_SYSTEM = {
     errno.EDQUOT: _SPACE,
     errno.EFBIG: ("would exceed the limit of file sizes", "Raise it (`ulimit -f`), or choose another file system"),
     errno.EMFILE: ("cannot be opened, because too many files are open", "Raise the limit: ulimit -n 65536"),
-    errno.ENAMETOOLONG: ("has too long a name", "Give a shorter one"),
+    errno.ENAMETOOLONG: ("has too long a name", "Use a shorter one"),
     errno.EIO: ("cannot be read or written, because the disk reports an error", "Check it (`dmesg`)"),
     errno.ESTALE: ("is no longer on the file server", "Mount it again and run again"),
 }

@@ -40,9 +40,9 @@ class ExecutionConfig:
     ray_storage: str | None = None  # folder or URI of Ray's own state, writable by every node
     workers: int = 1
     cpus_per_worker: float = 0.9
-    gpus_per_trial: float | None = None  # None: one for each worker if the cluster has GPUs
-    accelerator_type: str = ""  # model of the GPUs, by Ray's name; empty: any
-    worker_timeout_hours: float = 24.0  # hours that the workers of a trial wait for the first one
+    gpus_per_trial: float | None = None  # if None, one for each worker if the cluster has GPUs
+    accelerator_type: str = ""  # model of the GPUs, by Ray's name; if empty, any model
+    worker_timeout_hours: float = 24.0  # hours that workers wait for the first one, and without progress
     max_concurrent: int | None = None
     max_nodes: int | None = None  # upper limit of nodes requested from the autoscaler
     reuse_prefixes: bool = True  # reuse tasks of other runs if the results cannot differ
@@ -54,7 +54,7 @@ class ExecutionConfig:
         return RunPaths(self.runs.resolve(), absolute(self.store), videos)
 
     def tracker(self, stream: str | None = None) -> Tracker:
-        """Open the tracker and create its database. With `stream`, close the stream's runs left open by dead processes.
+        """Open the tracker and create its database. With `stream`, close its runs that dead processes left open.
 
         Raises:
             ConfigError: if the server does not respond, or the database cannot be written.
@@ -70,7 +70,7 @@ class ExecutionConfig:
     def existing_tracker(self, writes: bool = False) -> Tracker:
         """Open the tracker of existing records. Never creates a database.
 
-        Without `writes`, MLflow is not imported where possible, and a read-only folder is accepted.
+        Without `writes`, MLflow is imported only if necessary, and a read-only folder is accepted.
 
         Raises:
             ConfigError: if the runs folder has no records, or the server does not respond.
@@ -91,7 +91,7 @@ class ExecutionConfig:
         return self.places().open_store()
 
     def require_store(self) -> None:
-        """Refuse a folder that is not a store, for a command that reads: a misspelt folder is not made one.
+        """Refuse a folder that is not a store, so that a command that only reads does not create one.
 
         Raises:
             ConfigError: if the folder does not exist or is not a store.
@@ -104,9 +104,9 @@ class ExecutionConfig:
             why = "is not a store"
             if any((Path(place) / "store" / mark).is_dir() for mark in STORE_MARKS):
                 raise ConfigError(
-                    "is a runs folder", named, remedy=f"Write --store {Path(self.store or place) / 'store'}."
+                    "is a runs folder", named, remedy=f"Use --store {Path(self.store or place) / 'store'}."
                 )
-        raise ConfigError(why, named, remedy="Give the store of earlier runs.")
+        raise ConfigError(why, named, remedy="Pass the store of earlier runs.")
 
     def load_stream(self, name: str, render: bool = True) -> Stream:
         """Load a stream with the folders of this configuration (see `streams.load.load_stream`)."""
@@ -133,11 +133,11 @@ class ExecutionConfig:
         """
         if self.videos is not None and not self.videos.is_dir():
             raise ConfigError(
-                f"{self.videos} is not a folder", "--videos", remedy="Give the folder of the stream's videos."
+                f"{self.videos} is not a folder", "--videos", remedy="Pass the folder of the stream's videos."
             )
 
     def check(self, writes: bool = True) -> None:
-        """Check that numbers are in range and folders and servers usable, before anything starts or is created.
+        """Check that values are in range and folders and servers usable, before anything starts or is created.
 
         Without `writes`, the runs folder need not be writable.
 
@@ -160,17 +160,17 @@ class ExecutionConfig:
             raise ConfigError(
                 f"must be > 0 and <= 10000, got {self.worker_timeout_hours:g}",
                 "--worker-timeout-hours",
-                remedy="Write 24.",
+                remedy="Use for example 24.",
             )
         if self.address and not _ADDRESS.fullmatch(self.address):
             raise ConfigError(
                 f"{self.address!r:.200} is not the address of a Ray cluster",
                 "--address",
-                remedy="Write auto, local, HOST:6379 or ray://HOST:10001.",
+                remedy="Use auto, local, HOST:6379 or ray://HOST:10001.",
             )
         gpus = self.gpus_per_trial or 0.0
         if gpus < 0:
-            raise ConfigError(f"must be >= 0, got {gpus:g}", "--gpus-per-trial", remedy="Write 0 to train on CPUs.")
+            raise ConfigError(f"must be >= 0, got {gpus:g}", "--gpus-per-trial", remedy="Use 0 to train on CPUs.")
         if self.accelerator_type and self.gpus_per_trial == 0:
             raise ConfigError(
                 "--gpus-per-trial 0 trains on CPUs",
@@ -185,9 +185,9 @@ class ExecutionConfig:
                 remedy="Change --gpus-per-trial or --workers.",
             )
         for option, place in (("--store", self.store), ("--storage", self.ray_storage or "")):
-            if scheme := re.match("([a-z][a-z0-9+]+):/?(?!/)", place):  # else a folder called s3: is created
+            if scheme := re.match("([a-z][a-z0-9+]+):/?(?!/)", place):  # otherwise a folder `s3:` would be created
                 fixed = f"{scheme[1]}://{place[scheme.end() :]}"
-                raise ConfigError("is neither a folder nor a URI", f"{option} {place}", remedy=f"Write {fixed}.")
+                raise ConfigError("is neither a folder nor a URI", f"{option} {place}", remedy=f"Use {fixed}.")
         if self.ray_storage and redact(self.ray_storage, {}) != self.ray_storage:
             raise ConfigError(
                 "contains a password", "--storage", remedy="Remove it, and set AWS_* variables on every node instead."
@@ -198,7 +198,7 @@ class ExecutionConfig:
         if "://" in (place := absolute(self.store).removeprefix("file://")):
             from ctvr.orchestrator.store.store import Store
 
-            Store.open(place)  # refuse it before videos are rendered
+            Store.open(place)  # an unusable store is refused before videos are rendered
         elif place and not Path(place).is_dir():
             check_creatable(Path(place), "--store")
         check(default_uri(self.runs), writes=writes)

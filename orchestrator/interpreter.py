@@ -33,8 +33,8 @@ _START = (  # Python 3.10 has no -P; `sys` is built in, so no file can shadow it
 def gc_disabled() -> Iterator[None]:
     """Pause garbage collection while packages are imported, or many items without reference cycles are created.
 
-    Collections would search all objects that exist, again and again. Without them such items take half the time, and
-    the imports of a run one CPU-second less.
+    Each collection scans all existing objects. Without collections, creating such items takes half the time, and the
+    imports of a run take one CPU-second less.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -83,7 +83,7 @@ def library_path() -> str:
 
 
 def kernels() -> str:
-    """Return what chooses torch's CPU kernels: the variables, and the processor where results depend on it.
+    """Return the variables that select torch's CPU kernels, and the processor if results depend on it.
 
     ctvr/kernels.py sets the variables and has the table of processors with equal results.
     """
@@ -96,7 +96,10 @@ def kernels() -> str:
 
 @functools.cache
 def processor_field(name: str) -> str:
-    """Return a field of the first processor in /proc/cpuinfo, such as `model name`; else Python's description."""
+    """Return a field of the first processor in /proc/cpuinfo, such as `model name`.
+
+    Without that field, return Python's description of the processor.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -131,8 +134,8 @@ def name_home() -> None:
 def leave(status: int) -> NoReturn:
     """Join all threads, run the exit handlers, and exit without the destructors of Python and native libraries.
 
-    If a destructor fails (Arrow, torch, FFmpeg, CUDA), a finished command would be reported as crashed. One
-    segmentation fault after a run's result was observed.
+    If a destructor failed (Arrow, torch, FFmpeg, CUDA), a finished command would be reported as crashed. We observed
+    this once, as a segmentation fault after a run was complete.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -143,7 +146,7 @@ def leave(status: int) -> NoReturn:
 
 
 def own_folders() -> list[str]:
-    """Return the folders that may contain the user's files: the current folder and the running script's."""
+    """Return the folders that may contain the user's files: the current folder and the folder of the running script."""
     folders = []
     with contextlib.suppress(FileNotFoundError):  # it was deleted
         folders.append(os.getcwd())
@@ -159,7 +162,7 @@ def method_folders() -> list[str]:
 
 
 def source_folders() -> list[str]:
-    """Return the folder of our package, or nothing if it is installed in site-packages."""
+    """Return the folder that contains our package, or [] if the package is installed in site-packages."""
     known = [*site.getsitepackages(), site.getusersitepackages()]
     return [] if _real(ROOT) in map(_real, known) else [str(ROOT)]
 

@@ -1,8 +1,8 @@
 """On-disk cache of pure functions. Most of them need torch, whose import takes longer than the rest of the command.
 
 A result is stored under the digest of the function's name and arguments, our sources and the libraries' versions, so it
-cannot be stale. A missing or damaged file only costs time. Only commands use it: they run the sources that the digest
-    covers, while a program that imports ctvr may have changed a class in memory.
+cannot be stale. A missing or damaged file only costs time. Only commands use the cache, because they run the sources
+that the digest covers. A program that imports ctvr may have changed a class in memory.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def remembered(question: list[Any], compute: Callable[[], Any], of_commits: bool
     Args:
         question: the function's name and arguments, as JSON values.
         compute: returns the result as JSON values; tuples are read back as lists.
-        of_commits: `question` contains digests of commits, which cover sources and libraries. The result then stays
-            valid when either changes.
+        of_commits: whether `question` contains digests of commits, which cover sources and libraries. The result then
+            remains valid when the sources or libraries change.
     """
     state = OF_COMMITS if of_commits else ""
     if (answer := recall(question, state)) is not None:
@@ -48,7 +48,7 @@ def enable() -> None:
 
 
 def recall(question: list[Any], state: str = "") -> Any:
-    """Return the cached result, or None. `state` replaces the digest of the current sources and libraries."""
+    """Return the cached result, or None. If given, `state` replaces the digest of the current sources and libraries."""
     if not _is_enabled:
         return None
     file = _folder(state) / digest_of(question)

@@ -17,7 +17,7 @@ from ctvr.orchestrator.processes import is_running
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text is a folder name on every system: letters, digits, `.`, `_`, `-`; no leading `.` or `-`."""
+    """Return whether a text is a folder name on all systems: letters, digits, `.`, `_`, `-`; no leading `.` or `-`."""
     device = text.partition(".")[0].lower()  # Windows reserves these names with any extension
     is_device = device in {"con", "prn", "aux", "nul"} or re.fullmatch("(com|lpt)[0-9¹²³]", device)
     is_short = len(text) <= 100 and len(text.encode(errors="replace")) <= 200  # file systems count bytes, at most 255
@@ -40,27 +40,27 @@ def check_name(text: str, where: str, is_ascii: bool = False) -> None:
         is_ascii: whether the name becomes a part of addresses, so that only the letters a to z are accepted.
 
     Raises:
-        ConfigError: with a name that is accepted.
+        ConfigError: if the name is not accepted; the remedy proposes one.
     """
     if not is_name(text) or (is_ascii and not text.isascii()):
         letters = "ASCII letters" if is_ascii else "letters"
         raise ConfigError(
-            f"is not a name for a folder on every system (got {text!r:.100})",
+            f"is not a valid folder name on every system (got {text!r:.100})",
             where,
-            remedy=f"Use {letters}, digits and . _ - (at most 100, not . or - first, no device of Windows such as "
+            remedy=f"Use {letters}, digits and . _ - (at most 100, no . or - first, no Windows device name such as "
             f"con), for example {nearest_name(text)}.",
         )
 
 
 def require_new(folder: Path) -> None:
-    """Check before slow work that `new_folder` can write a folder; remove what a killed one left inside.
+    """Check before slow work that `new_folder` can write a folder; remove what a killed command left inside.
 
     Raises:
         ConfigError: if the folder is not empty, is a file, or cannot be created.
     """
     _remove_unfinished(folder, folder.resolve().name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError("already exists and is not empty", folder, remedy="Give another folder.")
+        raise ConfigError("already exists and is not empty", folder, remedy="Use another folder.")
     check_creatable(folder)
 
 
@@ -84,7 +84,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
         _remove_unfinished(parent, target.name)
         temporary.mkdir()
     except OSError as error:
-        raise ConfigError(f"cannot be created ({error.strerror})", folder, remedy="Give another folder.") from error
+        raise ConfigError(f"cannot be created ({error.strerror})", folder, remedy="Use another folder.") from error
     try:
         yield temporary
         for path in list(temporary.iterdir()) if parent == target else ():
@@ -94,7 +94,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     except OSError as error:
         if error.errno not in NO_SPACE and not str(error.filename or "").startswith(str(temporary)):
             raise
-        remedy = "Give a folder with more free space." if error.errno in NO_SPACE else "Give another folder."
+        remedy = "Use a folder with more free space." if error.errno in NO_SPACE else "Use another folder."
         raise ConfigError(f"cannot be written ({error.strerror})", folder, remedy=remedy) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -137,9 +137,9 @@ _remove_once = functools.cache(lambda folder: _remove_unfinished(folder))
 
 
 def _remove_unfinished(folder: Path, name: str = "") -> None:
-    """Remove the temporary files of `publish`, or the folders that `new_folder` made for `name`, of ended writers.
+    """Remove what ended writers left: temporary files of `publish`, or with `name` the folders of `new_folder`.
 
-    In a container, every process may have the ID of this one.
+    A killed process of a container may have had the same ID as this process, so its folders are removed too.
     """
     with suppress(OSError):
         for path in folder.iterdir():
@@ -162,9 +162,7 @@ def write_in_runs(path: Path, content: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         publish(path, content)
     except OSError as error:
-        raise ConfigError(
-            f"cannot be written ({error.strerror})", path, remedy="Give another --runs folder."
-        ) from error
+        raise ConfigError(f"cannot be written ({error.strerror})", path, remedy="Use another --runs folder.") from error
 
 
 def _nearest(folder: Path) -> Path:

@@ -1,4 +1,7 @@
-"""Find and terminate processes, count the usable processors, and lock files against other processes."""
+"""Search and termination of processes, the number of usable processors, and locks on files.
+
+This module also stores the progress of this process, from which a stall is detected, and the time of its last signal.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import errno
 import fcntl
 import math
 import os
+import signal
 import stat
 import tempfile
 import time
@@ -19,12 +23,30 @@ import psutil
 GRACE_SECONDS = 10.0  # time for processes to exit by themselves
 START_SECONDS = 0.5  # longest wait for programs that are being loaded
 _PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
-_HELD = (errno.EWOULDBLOCK, errno.EACCES)  # of flock: another process holds the lock
+_HELD = (errno.EWOULDBLOCK, errno.EACCES)  # errors of flock if another process holds the lock
 _LEASE_SECONDS = 30.0  # a lease without renewal for this long is taken over; the holder renews it every 10 s
+REPEAT_SECONDS = 2.0  # a closed terminal sends SIGHUP twice, once through the shell
+_place, _beats, _signaled = [""], [0], [-math.inf]
+
+
+def record_position(place: str) -> None:
+    """Record the task, epoch and step that this process has reached, and count it as progress."""
+    _place[0] = place
+    beat()
+
+
+def beat() -> None:
+    """Count progress within a step or phase that may take long: a batch, an object of the store, a tile of scores."""
+    _beats[0] += 1
+
+
+def progress() -> tuple[str, int]:
+    """Return the last position of this process and the number of calls of `beat`."""
+    return _place[0], _beats[0]
 
 
 def count_processors() -> int:
-    """Return how many processors this process may use: those of its affinity, at most the quota of its control group.
+    """Return the number of processors that this process may use: its CPU affinity, limited by its control group.
 
     A batch system or a container often grants fewer than the machine has.
     """
@@ -33,7 +55,7 @@ def count_processors() -> int:
 
 
 def _quotas() -> Iterator[float]:
-    """Yield the processors that each control group of this process grants (cgroups 2 and 1), and 1e9 for no quota."""
+    """Yield 1e9 (no quota), then the processors that each control group of this process grants (cgroups 2 and 1)."""
     yield 1e9
     groups = {""}
     with contextlib.suppress(OSError):
@@ -52,7 +74,7 @@ def _quotas() -> Iterator[float]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Return whether a process has not ended; a zombie has."""
+    """Return whether a process has not ended; a zombie counts as ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     return False
@@ -72,7 +94,7 @@ def find_by_environment(name: str, value: str) -> set[psutil.Process]:
     """Return the running processes of this user in whose environment a variable has this value."""
     found, until = set(), time.monotonic() + START_SECONDS
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # the process has ended, or is of another user
+        with contextlib.suppress(psutil.Error):  # the process has ended, or belongs to another user
             while not (environment := process.environ()) and _is_starting(process) and time.monotonic() < until:
                 time.sleep(0.01)
             if environment.get(name) == value:
@@ -83,7 +105,7 @@ def find_by_environment(name: str, value: str) -> set[psutil.Process]:
 def _is_starting(process: psutil.Process) -> bool:
     """Return whether a process is inside `exec`, where it briefly has neither environment nor arguments.
 
-    Kernel threads (children of process 2) have none either, and are excluded.
+    Kernel threads (children of process 2) always lack both, and are excluded.
     """
     return not process.cmdline() and 2 not in (process.pid, process.ppid())
 
@@ -122,9 +144,9 @@ def hold_lock(
     Args:
         path: the file; its folder must exist.
         mode: mode of `open`, binary.
-        wait: wait for the lock if another process holds it.
-        is_shared: share the lock with other holders of a shared lock.
-        opener: of `open`; default: `open_nonblocking`.
+        wait: whether to wait for the lock if another process holds it.
+        is_shared: whether to share the lock with other holders of a shared lock.
+        opener: the argument `opener` of `open`; by default `open_nonblocking`.
 
     Raises:
         BlockingIOError: if another process holds the lock and `wait` is false.
@@ -147,7 +169,10 @@ def hold_lock(
 
 
 def lock_faults(file: IO[bytes]) -> dict[str, OSError]:
-    """Return the errors of the two kinds of locks of an open file: `fcntl` (SQLite's) and `flock` (`hold_lock`'s)."""
+    """Try both kinds of locks on an open file and return their errors: `fcntl` (used by SQLite) and `flock`.
+
+    A lock that another process holds is not an error.
+    """
     faults: dict[str, OSError] = {}
     for kind, lock in (("fcntl", fcntl.lockf), ("flock", fcntl.flock)):
         try:
@@ -159,7 +184,7 @@ def lock_faults(file: IO[bytes]) -> dict[str, OSError]:
 
 
 def lock_faults_in(folder: Path) -> dict[str, OSError]:
-    """Return the errors of `lock_faults` for a new file in a folder."""
+    """Return `lock_faults` of a new temporary file in a folder."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".locks-") as file:
         return lock_faults(file.file)
 
@@ -177,3 +202,15 @@ def _hold_lease(held: contextlib.ExitStack, path: Path, wait: bool) -> None:
 def open_nonblocking(path: str, flags: int) -> int:
     """Open a file without blocking (an `opener` of `open`); a pipe raises an error."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+
+
+def is_repeated(number: int) -> bool:
+    """Return whether a signal other than Ctrl-C repeats the last one within `REPEAT_SECONDS`.
+
+    If it does not, record its time.
+    """
+    now = time.monotonic()
+    if number != signal.SIGINT and now - _signaled[0] < REPEAT_SECONDS:
+        return True
+    _signaled[0] = now
+    return False

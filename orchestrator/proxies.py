@@ -29,7 +29,7 @@ def except_from_proxies(*hosts: str) -> None:
 
 
 def proxies_of(url: str) -> dict[str, str]:
-    """Return the proxies by scheme that `requests` would use for an address; none if `no_proxy` excludes it."""
+    """Return the proxies by scheme that `requests` would use for an address; {} if `no_proxy` excludes the address."""
     from requests.utils import get_environ_proxies
 
     return get_environ_proxies(url)

@@ -59,7 +59,7 @@ _NAMED = (
     re.compile(r"(\bcookie[\"']?\s*[:,]\s*b?[\"']?)(?=[\w.-]+=)[^\"'\n]+", re.IGNORECASE),
     re.compile(r"(\bbearer\s+)(?=[\w~+/.-]*[\d._=])[\w.~+/=-]{6,}|(\bbasic\s+)[\w+/]{11,}={1,2}", re.IGNORECASE),
 )
-_PICTURE = re.compile(r"(?<=data:image/jpeg;base64,)[A-Za-z0-9+/]{256,}={0,2}")  # a picture embedded in a page
+_PICTURE = re.compile(r"(?<=data:image/jpeg;base64,)[A-Za-z0-9+/]{256,}={0,2}")  # an image embedded in a page
 _HINTS = (
     "token",
     "secret",
@@ -108,7 +108,7 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
     if "%40" in text:
         text = _IN_ENCODED_ADDRESS.sub(rf"\1{HIDDEN}", text)
     pictures = _PICTURE.findall(text) if "data:image/jpeg;base64," in text and "\0" not in text else []
-    if pictures:  # patterns take a second for a million characters
+    if pictures:  # the patterns need a second for a million characters
         places = count()
         text = _PICTURE.sub(lambda _: f"\0{next(places)}\0", text)
     if any(hint in text.lower() for hint in _HINTS):  # most texts contain none, and some have millions of characters
@@ -126,7 +126,7 @@ def _redact_line(line: str) -> str:
 
 
 def redact_data(value: Any, name: str = "") -> Any:
-    """Redact the texts of JSON-serializable data; `name` is the key of the value."""
+    """Redact the strings in JSON-serializable data; `name` is the key of the value."""
     if isinstance(value, dict):
         return {key: redact_data(each, str(key)) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

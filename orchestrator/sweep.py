@@ -16,7 +16,7 @@ HERE = os.path.dirname(os.path.realpath(__file__))
 
 def main() -> int:
     """Run `ctvr sweep` from a source checkout or an installation."""
-    # A script's folder comes first on the path: here the home folder, or modules of ours that would shadow others
+    # Python puts the script's folder first. It is the home folder, or has modules of ours that would shadow others
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or ".") != HERE]
     root = os.path.dirname(HERE)
     if os.path.isfile(os.path.join(root, "ctvr", "orchestrator", "cli", "main.py")) and root not in sys.path:

@@ -32,13 +32,13 @@ def open_regular(path: Path) -> BinaryIO:
     try:  # opening a FIFO without a writer would block
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:  # a NUL byte in the name
-        raise ConfigError(f"cannot be read ({error})", f"{str(path)!r}", remedy="Give the path of a file.") from error
+        raise ConfigError(f"cannot be read ({error})", f"{str(path)!r}", remedy="Pass the path of a file.") from error
     except OSError as error:
-        raise ConfigError(f"cannot be read ({error.strerror})", path, remedy="Give the path of a file.") from error
+        raise ConfigError(f"cannot be read ({error.strerror})", path, remedy="Pass the path of a file.") from error
     mode = os.fstat(handle).st_mode
     if not stat.S_ISREG(mode):
         os.close(handle)
-        raise ConfigError(f"cannot be read (it is a {_kind(mode)})", path, remedy="Give the path of a file.")
+        raise ConfigError(f"cannot be read (it is a {_kind(mode)})", path, remedy="Pass the path of a file.")
     return os.fdopen(handle, "rb")
 
 
@@ -46,16 +46,16 @@ def read_bytes(path: Path, most: int = MOST) -> bytes:
     """Read a regular file of at most `most` bytes.
 
     Raises:
-        ConfigError: as `open_regular`, or if the file is longer.
+        ConfigError: in the cases of `open_regular`, and if the file is longer.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         try:
             content = file.read(size + 1 if size <= most else 0)  # `read` allocates its argument in advance
-            while size <= most >= len(content) and (more := file.read(max(len(content), MIB))):  # it grew; /proc
+            while size <= most >= len(content) and (more := file.read(max(len(content), MIB))):  # grew, or in /proc
                 content += more
         except OSError as error:
-            raise ConfigError(f"cannot be read ({error.strerror})", path, remedy="Give the path of a file.") from error
+            raise ConfigError(f"cannot be read ({error.strerror})", path, remedy="Pass the path of a file.") from error
     if max(size, len(content)) > most:
         raise ConfigError(f"is larger than {most / MIB:g} MB", path, remedy="Check the path.")
     return content
@@ -67,10 +67,13 @@ def _kind(mode: int) -> str:
 
 
 def read_text(path: Path, most: int = MOST) -> str:
-    """Read a text file as `read_bytes`, decoded and without a byte order mark; line breaks are not translated.
+    """Read and decode a text file of at most `most` bytes.
+
+    A byte order mark is removed. Line breaks are not translated.
 
     Raises:
-        ConfigError: as `read_bytes`, or for another encoding, with the line and the command that converts the file.
+        ConfigError: in the cases of `read_bytes`, and for another encoding; it names the line and a command that
+            converts the file.
     """
     content = read_bytes(path, most)
     encoding = next((name for mark, name in _MARKS.items() if content.startswith(mark)), "utf-8")
@@ -84,7 +87,7 @@ def read_text(path: Path, most: int = MOST) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         if encoding == "utf-16" or b"\0" in content:
-            raise ConfigError(f"line {line}: is not UTF-8 text", path, remedy="Give a text file.") from error
+            raise ConfigError(f"line {line}: is not UTF-8 text", path, remedy="Pass a text file.") from error
         where = f"{path}: line {line}: byte 0x{content[error.start]:02x}"
         raise ConfigError(f"{where} is not UTF-8 text. {_convert('windows-1252', path)}") from error
 
@@ -94,7 +97,7 @@ def _convert(encoding: str, path: Path) -> str:
 
 
 def lines_of(text: str) -> list[str]:
-    """Split a text at LF, CR LF and CR; the last line may lack a line break."""
+    """Split a text at LF, CR LF and CR into lines without line breaks; the last line may lack one."""
     lines = _BREAK.split(text)
     return lines[:-1] if not lines[-1] else lines
 
@@ -117,7 +120,7 @@ def parse_yaml(text: str, where: str) -> Any:
         finally:
             loader.dispose()
     except RecursionError as error:
-        raise ConfigError("is nested too deeply", where, remedy="Write one `name: value` a line.") from error
+        raise ConfigError("is nested too deeply", where, remedy="Use one `name: value` per line.") from error
     # e.g. a number of 5000 digits, a date in month 13, text that does not fit its tag (`!!bool perhaps`)
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
         reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())

@@ -1,4 +1,4 @@
-"""Search spaces of the methods, one file per family. Each has dictionaries by method.
+"""Search spaces of the methods, one file per family. Each file has the dictionaries below, whose keys are methods.
 
 FIXED: settings of every trial, if any. SPACE: setting -> Ray Tune domain. PAPER: values of SPACE's settings with which
 a search begins, where they differ from the defaults. METRIC, MODE: objective of a search without
@@ -7,7 +7,7 @@ CONDITIONS: docs/search.md. A row of tables that is a method with a preset (meth
 where it differs from the method.
 
 Facts about a setting (not published, read by later tasks only, bounded by another setting, number of blocks) are in
-the method's Config: methods/settings.py.
+the method's Config; see methods/settings.py.
 """
 
 from typing import Any

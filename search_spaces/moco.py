@@ -2,7 +2,7 @@
 
 from ray import tune
 
-MOCO = {  # of BMU-MoCo's retrievers and its competitors
+MOCO = {  # fixed settings of BMU-MoCo's retrievers and its competitors
     "optim.schedule": "first_epoch",  # a tenth of the rate after the first epoch of each task
     "optim.warmup": 0.0,
     "optim.weight_decay": 0.01,
@@ -42,19 +42,19 @@ SPACE = {
         "method.m": tune.choice([0.9, 0.95, 0.99, 0.995, 0.999, 1.0]),  # eq. 8; the paper uses 0.99
         "method.tau": tune.choice([0.01, 0.03, 0.05, 0.07]),  # the paper uses 0.07, CLIP was trained at 0.01
         "method.queue_size": tune.choice([32, 480, 1440, 4320]),  # the paper uses 1440
-        # Of theta, theta_m, theta~_m; not published, the plain mean comes first
+        # Weights of theta, theta_m, theta~_m; not published, so a search begins with equal weights
         "method.ensemble_weights": tune.choice(
             ["0.3333333,0.3333333,0.3333334", "0.5,0.25,0.25", "0.5,0,0.5", "1,0,0"]
         ),
     },
-    # BMU-MoCo publishes no values for it; weight 1 weighs both losses equally
+    # BMU-MoCo does not publish values for it
     "lwf_moco": {
-        "method.alpha": tune.choice([0.1, 0.5, 1.0, 2.0, 5.0]),  # our default is 1
-        "method.tau": tune.choice([0.07, 0.14]),  # the retriever's, and twice as much as T = 2 would
+        "method.alpha": tune.choice([0.1, 0.5, 1.0, 2.0, 5.0]),  # our default is 1, which weights both losses equally
+        "method.tau": tune.choice([0.07, 0.14]),  # the retriever's temperature, and twice this value, as with T = 2
         "method.distill": tune.choice(["inbatch_kl", "queue_kl", "feature_l2"]),  # our default is inbatch_kl
         **WRAPPED_MOCO,
     },
-    # The strategy's values are those of Co2L's code, the others BMU-MoCo's
+    # Values of the strategy are those of Co2L's code; the others are BMU-MoCo's
     "co2l_moco": {
         "method.buffer_size": tune.choice([64, 256, 1024, 10_000]),  # the paper uses 10,000
         # Co2L's code uses 1 with a loss times T / 0.07, which is 0.28 with base_moco's sum of two directions
@@ -63,7 +63,7 @@ SPACE = {
         "method.kappa_teacher": tune.choice([0.01, 0.05, 0.1]),  # Co2L's code uses 0.01
         **WRAPPED_MOCO,
     },
-    # The strategy's values are those of LUMP's code, the others BMU-MoCo's
+    # Values of the strategy are those of LUMP's code; the others are BMU-MoCo's
     "lump_moco": {
         "method.buffer_size": tune.choice([64, 256, 1024, 10_000]),  # the paper uses 10,000
         "method.alpha": tune.choice([0.1, 0.2, 0.4, 1.0]),  # LUMP's code uses 0.4

@@ -5,8 +5,8 @@ from ray import tune
 SPACE = {
     "zero_shot": {"method.frame_norm": tune.choice(["none", "l2"])},  # CTVR averages raw frame features
     "clip4clip": {
-        # CTVR's released default is 1e-6. CLIP4Clip's 1e-7 is a rate of float16 weights, which moves float32 ones far
-        # less (docs/protocol.md): an equivalent rate may be higher
+        # CTVR's released default is 1e-6. CLIP4Clip's 1e-7 is for float16 weights; it moves float32 weights far less
+        # (docs/protocol.md), so an equivalent rate may be higher
         "method.lr": tune.loguniform(1e-7, 1e-4),
         "method.frame_norm": tune.choice(["none", "l2"]),  # CTVR: none, CLIP4Clip: l2
         "method.train_scale": tune.choice([True, False]),  # CLIP4Clip and CTVR's released code train it
@@ -23,10 +23,10 @@ SPACE = {
         "method.lr": tune.loguniform(3e-8, 1e-4),
         "method.lr_experts": tune.loguniform(1e-6, 1e-3),  # the paper uses 1e-4
         "method.sentences": tune.choice(["muw", "rkw", "akwe"]),  # table 5; the paper settles on muw
-        "method.fusion": tune.choice(["mean", "se", "attention"]),  # table 5; se
-        "method.entity": tune.choice(["mean", "se", "attention"]),  # table 5; attention
-        "method.action": tune.choice(["mean", "se", "attention"]),  # table 5; attention
-        "method.gates": tune.choice(["single", "multi"]),  # table 4; single
+        "method.fusion": tune.choice(["mean", "se", "attention"]),  # table 5; the paper settles on se
+        "method.entity": tune.choice(["mean", "se", "attention"]),  # table 5; the paper settles on attention
+        "method.action": tune.choice(["mean", "se", "attention"]),  # table 5; the paper settles on attention
+        "method.gates": tune.choice(["single", "multi"]),  # table 4; the paper settles on single
         "method.loss": tune.choice(["cross_entropy", "dual_softmax"]),  # table 1 has both
         "method.temperature": tune.loguniform(100.0, 3000.0),  # the authors' code uses 1000
     },
@@ -37,7 +37,7 @@ SPACE = {
         # CLIP4Clip uses 1e-7 with float16 weights (docs/protocol.md), CTVR's released default is 1e-6
         "base.lr": tune.loguniform(1e-7, 1e-4),
     },
-    # CTVR publishes no rates for it; the initial values are X-Pool's own
+    # CTVR does not publish rates for it; the initial values are X-Pool's own
     "xpool": {
         "method.lr": tune.loguniform(1e-7, 1e-5),  # the paper uses 1e-6
         "method.lr_head": tune.loguniform(1e-6, 1e-4),  # the paper uses 1e-5, on MSR-VTT-9k 3e-5
@@ -53,7 +53,7 @@ SPACE = {
         "method.proxy_init": tune.choice(["normal", "copy_cls"]),
         "optim.weight_decay": tune.choice([0.0, 0.01, 0.2]),  # the paper uses 0.2
     },
-    # CTVR publishes its 59.8 M parameters; the values are the original's
+    # CTVR publishes its parameter count, 59.8 M; the other values are the original's
     "moe_adapter": {
         "method.lr": tune.loguniform(1e-6, 1e-2),  # MoE-Adapters uses 1e-3 for classes; unpublished for retrieval
         # The original uses 22, which gives the printed 59.8 M parameters

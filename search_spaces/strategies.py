@@ -12,8 +12,8 @@ SPACE = {
         "method.student": tune.choice(["video", "each", "pair"]),  # CTVR's released loss is video; the others are ours
         "base.lr": tune.loguniform(1e-7, 1e-5),  # unpublished; 1e-6 is the released default, 1e-5 ZSCL's
     },
-    # Of the values CTVR publishes only T = 2; the paper's were not available. Sentences, length and weight are those
-    # of LwF-VR in ZSCL's repository
+    # CTVR publishes only T = 2, and the paper's values were not available. Sentences, length and weight are those of
+    # LwF-VR in ZSCL's repository
     "vr_lwf": {
         "method.weight": tune.loguniform(0.03, 10.0),  # unpublished; the repository uses 1
         "method.temperature": tune.choice([1.0, 2.0, 4.0]),  # T; CTVR uses 2
@@ -44,8 +44,8 @@ SPACE = {
     # No values are published for retrieval; these are ours
     "der": {
         "method.buffer_size": tune.choice([64, 256, 1024]),  # pairs; our default is 256
-        "method.alpha": tune.loguniform(0.05, 10.0),  # our default is 0.5; DER's own weigh class scores
-        "method.target": tune.choice(["features", "similarities"]),  # features, as DER keeps its network's response
+        "method.alpha": tune.loguniform(0.05, 10.0),  # our default is 0.5; DER's own values are for class scores
+        "method.target": tune.choice(["features", "similarities"]),  # DER keeps the network's outputs: features
         "base.lr": tune.loguniform(1e-7, 1e-5),  # CTVR's released default for fine-tuning is 1e-6
     },
     "der_moco": {  # as a competitor of BMU-MoCo, whose paper keeps 10,000 pairs
@@ -76,17 +76,17 @@ SPACE = {
     # No values are published for retrieval; these are ours
     "ewc": {
         "method.weight": tune.loguniform(1.0, 1e5),  # lambda of eq. 3; the paper uses 400 for Atari games
-        "method.decay": tune.choice([0.5, 0.9, 1.0]),  # eq. 3 of the paper has none: 1
+        "method.decay": tune.choice([0.5, 0.9, 1.0]),  # eq. 3 of the paper lacks a decay, which is 1
         "base.lr": tune.loguniform(1e-7, 1e-5),  # CTVR's released default for fine-tuning is 1e-6
     },
-    # Values are those of the released code, which pre-trains on products
+    # Values in comments are those of the released code, which pre-trains on products
     "ctp": {
         "method.momentum_weight": tune.choice([0.0, 0.1, 1.0]),  # 1
         "method.cross_weight": tune.loguniform(0.1, 10.0),  # 1
         "method.same_weight": tune.loguniform(0.1, 10.0),  # 1
         "method.m": tune.choice([0.9, 0.99, 0.995]),  # 0.9
         "method.queue_size": tune.choice([32, 256, 1024]),  # 1024
-        "base.lr": tune.loguniform(1e-7, 1e-4),  # 1e-4 from DeiT and BERT; CLIP may need less
+        "base.lr": tune.loguniform(1e-7, 1e-4),  # 1e-4 for weights of DeiT and BERT; CLIP may need less
     },
     # Weights are those of the released code, whose loss is scaled differently
     "qdc": {
@@ -98,7 +98,7 @@ SPACE = {
     # The paper defines three kinds of maps; the other values are ours
     "drift_adapter": {
         "method.map.name": tune.choice(["procrustes", "low_rank", "mlp"]),  # the paper has all three
-        "method.center": tune.choice([False, True]),  # the paper does not centre
+        "method.center": tune.choice([False, True]),  # the paper does not center
         "base.lr": tune.loguniform(1e-7, 1e-5),  # 1e-6 is CTVR's released default for fine-tuning
     },
     # All values are ours, since only the paper's abstract was available
@@ -110,7 +110,7 @@ SPACE = {
     },
     # The paper searched lambda; sharpness and weights are unknown
     "lambda_orthogonality": {
-        # lambda / sqrt(width). The paper's is 0.53, of two models trained apart; the others act on the drift of a task
+        # lambda / sqrt(width). The paper has 0.53 for two models trained separately; smaller values suit a task's drift
         "method.map.relative_threshold": tune.choice([0.0, 0.02, 0.05, 0.53]),
         "method.map.sharpness": tune.choice([1.0, 10.0]),  # alpha; unpublished
         "method.map.contrastive_weight": tune.choice([0.0, 0.01, 0.1, 1.0]),  # unpublished

@@ -16,7 +16,7 @@ WORDS = ("circle", "square", "star", "ring", "heart", "cross")
 
 
 def write_clip(path: Path, colour: tuple[int, int, int], seed: int) -> None:
-    """Write eight 64 x 64 frames in which a block of the colour moves over noise."""
+    """Write eight 64 x 64 frames in which a block of the color moves over noise."""
     import av  # here: see `write_stream`
 
     rng = np.random.default_rng(seed)
@@ -34,7 +34,7 @@ def write_clip(path: Path, colour: tuple[int, int, int], seed: int) -> None:
 
 
 def write_stream(folder: Path, num_tasks: int = 3, train: int = 4, searched: int = 3, has_val: bool = True) -> Path:
-    """Write a manifest `small.json` with its videos: one colour per task, a test split and, if `has_val`, a validation
+    """Write a manifest `small.json` with its videos: one color per task, a test split and, if `has_val`, a validation
     split.
 
     They are written in a child, since FFmpeg must not be loaded in a process that may run Ray.

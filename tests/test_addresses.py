@@ -62,6 +62,7 @@ READERS: dict[str, tuple[str, str]] = {
     "orchestrator/tracking/mlflow_writer.py:Sender.experiment": ("`experiments.artifact_location`", "require"),
     "orchestrator/tracking/mlflow_writer.py:Sender.register": ("source of a registered model", "of"),
     "orchestrator/cli/results.py:_ui": ("every address of a database that MLflow's pages open", "require_all"),
+    "orchestrator/tracking/ui_ready.py:answers": ("MLflow's server of `ctvr ui`", OURS),
     "orchestrator/tracking/tracker.py:Tracker.download": ("artifacts read", "of"),
     "orchestrator/tracking/tracker.py:Tracker.has_artifacts": ("artifacts listed", "of"),
     "orchestrator/tracking/mlflow_writer.py:Sender.client": ("MLflow's server", OPTION),
@@ -74,7 +75,7 @@ READERS: dict[str, tuple[str, str]] = {
     "orchestrator/doctor/network.py:ray_state": ("`ray_current_cluster`; sends nothing", OPTION),
     "orchestrator/doctor/records.py:open_server": ("MLflow's server, without the password", OPTION),
     "orchestrator/on_ray/callbacks.py:TrialMonitor._close_run": ("MLflow's server", CHECKED),
-    "orchestrator/on_ray/callbacks.py:TrialMonitor._keep_words": ("MLflow's server", CHECKED),
+    "orchestrator/on_ray/callbacks.py:TrialMonitor._store_output": ("MLflow's server", CHECKED),
     "orchestrator/on_ray/worker.py:_Reports.__init__": ("MLflow's server", CHECKED),
     "orchestrator/sweeps/session.py:restore_execution": ("cluster, store, storage, videos of a plan", "require_given"),
     "orchestrator/sweeps/session.py:trial_plan": ("storage of a plan", CHECKED),
@@ -85,7 +86,7 @@ READERS: dict[str, tuple[str, str]] = {
     "orchestrator/sweeps/committed_tasks.py:list_committed_tasks": ("store of a plan", "read_plan"),
     "orchestrator/on_ray/connection.py:connect": ("`ray_current_cluster` of the temporary folder", "require_own"),
     "orchestrator/on_ray/connection.py:cluster": ("Ray's cluster", "connect"),
-    "orchestrator/on_ray/connection.py:_joined": ("Ray's cluster", "connect: require_own"),
+    "orchestrator/on_ray/connection.py:_join": ("Ray's cluster", "connect: require_own"),
     "orchestrator/on_ray/connection.py:_start": ("Ray's cluster", OURS),
     "orchestrator/on_ray/connection.py:_await_dashboard": ("Ray's dashboard", OURS),
     "orchestrator/on_ray/ray_paths.py:is_listening": ("Ray's cluster; sends nothing", OPTION),
@@ -97,7 +98,7 @@ READERS: dict[str, tuple[str, str]] = {
     "orchestrator/execution.py:ExecutionConfig.check": ("store", OPTION),
     "orchestrator/store/paths.py:RunPaths.open_store": ("store", OPTION),
     "orchestrator/doctor/run_checks.py:_store": ("store", OPTION),
-    "orchestrator/jobs/gpu_probe.py:_beside": ("store", OPTION),
+    "orchestrator/jobs/gpu_probe.py:_temporary_store": ("store", OPTION),
     "orchestrator/jobs/gpu_probe.py:_store_rate": ("store", OPTION),
     "orchestrator/jobs/load_model.py:_make_model": ("a temporary store", OPTION),
     "orchestrator/jobs/step_timing.py:train_on_noise": ("a temporary store", OPTION),
@@ -121,7 +122,10 @@ READERS: dict[str, tuple[str, str]] = {
         ],
         ("`--model` of a script of `ctvr streams export-script`, which ctvr never runs", OPTION),
     ),
-    "methods/backbone/load.py:_tokenizer": ("tokenizer of open_clip; no address", "load_backbone: check_backbone"),
+    **dict.fromkeys(
+        ["methods/backbone/hub.py:_connect", "methods/backbone/hub.py:why_unreachable"],
+        ("the hub of Hugging Face, or the proxy in front of it", OPTION),
+    ),
 }
 
 

@@ -28,7 +28,7 @@ MAY = {
     "runs show": "",
     "streams check": "",
     "streams export-script": "",
-    "explain": "torch",  # whether the key is the same today
+    "runs explain": "torch",  # whether the key is the same today
     "search": "torch open_clip torchvision",
 }
 CODE = """
@@ -88,7 +88,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     (key,) = (each.name for each in (folder / "runs" / "store" / "commits").iterdir() if not each.name.startswith("z"))
     return {
         **made,
-        "explain": ["explain", key],
+        "runs explain": ["runs", "explain", key],
         "folder": [str(folder)],
         **{f"first {name}": first[name] for name in first},
     }

@@ -30,9 +30,12 @@ from tests.test_documents import targets
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "RESULTS.md", "REPRODUCIBILITY.md")]
 DOCUMENTS += [*sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "results").glob("*.md"))]
-OURS = {*RENDERED, *BENCHMARKS, "mine", "any"}  # streams; `mine` is the tutorial's
+OURS = {*RENDERED, *BENCHMARKS, "mine", "films", "any"}  # streams; `mine` and `films` are imported in the documents
 OTHER_TOOLS = {
+    "aws.md",
     "cluster.md",
+    "one-gpu-to-slurm.md",
+    "slurm.md",
     "gpu.md",
     "recipes.md",
     "protocol.md",
@@ -42,10 +45,19 @@ OTHER_TOOLS = {
 SETTING = re.compile(r"`((?:backbone|base|data|evaluation|method|optim|search|tracking)\.[a-z]\w*)(=[^`\s]+)?`")
 PLACE = re.compile(r"[A-Z][A-Z_.\-]*$")  # NAME, FILE: the reader's word
 PARSER = make_parser()
-COMMANDS = {action for part in PARSER._subparsers._group_actions for action in part.choices}
+
+
+def _names(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Return the commands of a parser and their actions: `runs`, `runs show`."""
+    for part in parser._actions:
+        for name, inner in part.choices.items() if isinstance(part, argparse._SubParsersAction) else ():
+            yield from (name, *(f"{name} {action}" for action in _names(inner)))
+
+
+COMMANDS = {*_names(PARSER)}
 OTHERS = (
     "aws,bash,brew,cd,chmod,curl,docker,echo,export,git,kubectl,pip,python,python3,ray,sbatch,source,squeue,scancel,ssh,"
-    "apptainer,tail"
+    "apptainer,sed,tail"
 )
 
 
@@ -72,7 +84,7 @@ def commands_of(line: str) -> Iterator[list[str]]:
         if words[:2] == ["ray", "exec"]:
             yield from commands_of(words[-1])
         elif words and words[0] not in ("...",):
-            yield words
+            yield words[words[0].startswith("CUDA_VISIBLE_DEVICES=") :]
         words = []
 
 
@@ -93,7 +105,7 @@ def check(words: list[str]) -> None:
 
 def check_ctvr(words: list[str]) -> None:
     # `ctvr report` in a sentence names the command; a NAME after an option that counts is some number
-    if (len(words) == 1 and words[0] in COMMANDS) or words in (["COMMAND", "--help"], ["--version"], ["cache", "gc"]):
+    if " ".join(words) in {*COMMANDS, "COMMAND --help", "--version"}:
         return
     if words[-1] == "--help":
         assert words[0] in COMMANDS
@@ -102,7 +114,9 @@ def check_ctvr(words: list[str]) -> None:
     known = {
         key: None if isinstance(value, str) and PLACE.match(value) else value for key, value in vars(given).items()
     }
-    method = known.get("method") or (known.get("name") if given.command == "methods" else None)
+    method = known.get("method") or (
+        known.get("name") if known.get("action") == "show" and given.command == "methods" else None
+    )
     if method and ":" not in method:
         get_method(method)
     assert (known.get("stream") or "mine") in OURS

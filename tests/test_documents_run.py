@@ -37,14 +37,16 @@ WHY_NOT = {
     "ctvr reproduce claims( --(only|seeds|stream) .*)?": "Ray, and hours: tests/orchestrator/sweeps/test_claims.py",
     "ctvr table (--sweep .*|NAME-final-.*)": "a finished rerun, which takes Ray: tests/orchestrator/on_ray",
     "ctvr cache build .*": "decodes a benchmark, or on a cluster: tests/orchestrator/jobs/test_cache.py",
-    "ctvr attach.*|python cluster/.*": "a cluster: tests/cluster",
+    "ctvr runs attach.*|python cluster/.*": "a cluster: tests/cluster",
+    "ctvr run clip4clip msrvtt-10 .*": "a benchmark's videos",
+    "ctvr run .* seed=[12]": "the same as seed 0",
     "ctvr streams import (msrvtt(-qa)?|actnet|cvlm|cifar-10|tiny-imagenet) .*": "its own files: importers' tests",
     "ctvr streams check NAME --features FOLDER": "canaries of an embedder: tests/orchestrator/vectors",
     "ctvr streams (import features .* features=features .*|check mine --features features)": "features of a script: "
     "tests/orchestrator/exporters",
-    "ctvr search a red square .* --model head_linear": "a card's text tower: tests/orchestrator/retrieval",
+    "ctvr search TEXT --model head_linear": "a card's text tower: tests/orchestrator/retrieval",
     "ctvr streams check msrvtt-10": "a benchmark's stream, imported from its own files",
-    ".*backbone.weights=openai": "downloads weights",
+    ".*backbone.weights=openai|ctvr cache weights .*": "downloads weights",
     "python -m tools.real_(pairs|vectors) .*": "public repositories and weights that are not here: tests/tools",
     "python docs/typed_queries.py .*": "three trained models of the whole embedded stream",
     "ctvr streams export .* --form h5": "h5py",
@@ -53,7 +55,8 @@ WHY_NOT = {
     "ctvr methods --cost --tasks 100": "half a minute: tests/orchestrator/catalog/test_growth.py",
     "ctvr (ui|serve( .*)?)": "a server that stays until it is stopped",
     "ctvr plot (merges|gates|scores|drift) .*": "runs of their own: tests/orchestrator/jobs/test_plot.py",
-    "ctvr (run|search|table|report|plot|check-method|explain|reproduce|rebuild|sync)": "a sentence names the command",
+    "ctvr (run|search|table|report|plot|reproduce)": "a sentence names the command",
+    "ctvr (methods check|runs (explain|sync)( --rebuild)?)": "a sentence names the action",
 }
 FILLED = {
     "FILE": "clip.mp4",
@@ -71,6 +74,7 @@ FILLED_IN = {
     "ctvr streams export-script NAME": "open-clip",
     "ctvr doctor --stream NAME": "mine",
     "ctvr report NAME": "shapes-5",
+    "ctvr report NAME --figures slides": "shapes-5",
     "ctvr table NAME": "shapes-5",
     "ctvr table NAME --figures": "shapes-5",
     "ctvr table NAME --pairs": "shapes-5",
@@ -115,6 +119,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         Path("my.yaml").write_text("method: clip4clip\nstream: shapes-5\n")
         Path("tiny.yaml").write_text(blocks_of(ROOT / "docs/tutorial.md", "yaml")[0])
         Path("my_method.py").write_text(blocks_of(ROOT / "docs/new-method.md", "python")[0])
+        Path("own_loss.py").write_text(blocks_of(ROOT / "docs/own-loss.md", "python")[0])
+        Path("films.yaml").write_text(blocks_of(ROOT / "docs/thesis.md", "yaml")[0])
         shutil.copy(next(Path("videos").glob("*.mp4")), "clip.mp4")
         np.savez("videos.npz", **{row[0]: np.ones((2, 8)) for row in rows})
         vectors = np.random.default_rng(0).standard_normal((60, 8))

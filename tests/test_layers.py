@@ -48,10 +48,10 @@ FACES = (ROOT / "ctvr/__init__.py",)  # imports the public names when they are u
 MAY: dict[str, set[str]] = {
     package: set(words.split())
     for package, words in {
-        "ctvr": "cli jobs sweeps catalog execution retrieval streams methods",  # no package imports it
+        "ctvr": "cli jobs sweeps catalog execution retrieval pages figures streams methods",  # no package imports it
         # of the repository, not in the wheel; no package imports it
-        "tools": "migration serving retrieval jobs sweeps catalog execution on_ray tracking tables learning.run "
-        "learning.training learning.evaluation settings data importers streams synthetic video "
+        "tools": "method_checks migration serving retrieval jobs sweeps catalog execution on_ray tracking tables "
+        "learning.run learning.training learning.evaluation settings data importers streams synthetic video "
         "store methods search_spaces",
         "sweep": "cli ctvr",
         "cli": "jobs sweeps catalog execution doctor exporters importers vectors streams tables tracking settings",
@@ -70,7 +70,7 @@ MAY: dict[str, set[str]] = {
         # streams: the counts of a query's rank
         "tracking": "learning.run learning.training learning.evaluation learning.record settings figures data "
         "streams methods",
-        "serving": "pages retrieval streams methods",
+        "serving": "pages retrieval streams video methods",
         "pages": "retrieval tables streams video",
         # learning.evaluation: ties in ranks
         "migration": "learning.evaluation data streams methods",
@@ -89,7 +89,7 @@ MAY: dict[str, set[str]] = {
         "data": "streams video store methods sandbox",
         "exporters": "importers vectors data video",  # readers of tables and videos, whose text a script copies
         "importers": "vectors data streams video",  # data: arrays of features; vectors: their cards
-        "vectors": "data synthetic",  # data: arrays; synthetic: the clips by which an embedder is recognised
+        "vectors": "data synthetic",  # data: arrays; synthetic: the clips by which an embedder is recognized
         "streams": "synthetic video",  # video: the endings of files
         "video": "sandbox",
         "synthetic": "",
@@ -108,7 +108,7 @@ LIBRARIES: dict[str, set[str]] = {
         "mlflow": "tracking",
         "matplotlib": "figures",
         "fastapi": "serving",
-        "starlette": "serving",
+        "starlette": "serving tracking",
         "uvicorn": "serving",
         "obstore": "store",
         "pydantic": "config on_ray",

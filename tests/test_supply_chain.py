@@ -1,4 +1,4 @@
-"""External artefacts are pinned by digest: actions of the workflows by commit, packages by their files."""
+"""External artifacts are pinned by digest: actions of the workflows by commit, packages by their files."""
 
 import re
 from pathlib import Path

@@ -86,7 +86,7 @@ def test_the_installed_command_lists_the_methods_and_learns_a_stream(elsewhere):
 
 
 def test_python_example_trains_a_model_that_finds_its_clips(elsewhere):
-    """The clips have two colours and differ in nothing else."""
+    """The clips have two colors and differ in nothing else."""
     manifest = write_stream(elsewhere / "asked", num_tasks=2)
     lines = f"""
 import ctvr

@@ -16,22 +16,24 @@ from ctvr.orchestrator.tables.table import LEVEL
 VIDEO, SUITS, FRESH = 0.5, 0.4, 0.5  # sd of a video's effect on all methods, on one method, and of each run's noise
 SPREAD = float(np.sqrt(VIDEO**2 + SUITS**2 + 1 + FRESH**2))
 THRESHOLD = 0.6745  # of a standard normal score: R@1 is 25 %
-PER_POINT = 0.01 * SPREAD * float(np.sqrt(2 * np.pi) * np.exp(0.5 * THRESHOLD**2))  # score for one point of R@1
+PER_POINT = (
+    0.01 * SPREAD * float(np.sqrt(2 * np.pi) * np.exp(0.5 * THRESHOLD**2))
+)  # change of the score that raises R@1 by one point
 
 
 @dataclass(frozen=True)
 class Design:
-    """Rows of a table, with standard deviations of R@1 in points."""
+    """Design of a table: its rows, with standard deviations of R@1 in points."""
 
     name: str
-    seeds: tuple[int, ...]  # of each method, in each order; 0: trains nothing
-    seed_points: tuple[float, ...] = (1.0,)  # over seeds, of one or each method
-    videos: int = 480  # 0: a metric with one value per seed
+    seeds: tuple[int, ...]  # number for each method in each order; 0 for a method that is not trained
+    seed_points: tuple[float, ...] = (1.0,)  # standard deviation over seeds, of one or each method
+    videos: int = 480  # 0 for a metric with one value per seed
     captions: int = 1
     orders: int = 1
     order_points: float = 0.0  # effect of an order on all methods
     own_order_points: tuple[float, ...] = (0.0,)  # effect of an order on one method
-    is_search: bool = False  # the first row is the recommended one, and the best of the others is compared with it
+    is_search: bool = False  # whether the first row is the recommended one, with which the best other is compared
 
 
 class OnlyP(Family):
@@ -79,7 +81,7 @@ DESIGNS = (
 
 
 def draw(design: Design, rng: np.random.Generator) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return chances (O x S, Q), 0 or 1, of each method, order by order, and the video (Q,) of each query."""
+    """Return hits (O x S, Q), 0 or 1, of each method, order by order, and the video (Q,) of each query."""
     s, single = design, np.float32
     queries, videos = s.videos * s.captions, np.repeat(np.arange(s.videos), s.captions)
     common = VIDEO * rng.standard_normal(s.videos, single)[videos] + rng.standard_normal(queries, single)
@@ -97,9 +99,7 @@ def draw(design: Design, rng: np.random.Generator) -> tuple[list[np.ndarray], np
 
 
 def is_called_different(design: Design, rng: np.random.Generator) -> bool:
-    """Return whether one draw shows a difference at 5 %: any difference in a table, or the one that a confirmation
-    prints.
-    """
+    """Return whether one draw shows a difference at 5 %: any one in a table, or the one that a confirmation prints."""
     counts, family = design.seeds, OnlyP(len(design.seeds), is_chosen=not design.is_search)
     if design.videos:
         rows, videos = draw(design, rng)

@@ -2,9 +2,9 @@
 
 All methods have the same expected R@1. A query is found first if a normal score exceeds a threshold. The score is the
 sum of the video's difficulty, the fit of video and method, the effect of a seed, and the query's own noise, part of
-which is new with every run. Each draw has new videos and seeds. It asserts the bounds of `measures`, and `jumps` of the
-width. Situations outside a bound are listed with their figure and a reason in `null_exceptions.tsv`: their figure must
-stay within `TOLERANCE`.
+which is new with every run. Each draw has new videos and seeds. The simulation checks the bounds of `measures`, and
+the width of intervals for `jumps`. `null_exceptions.tsv` lists situations outside a bound with their figure and a
+reason; their figure must not change by more than `TOLERANCE`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ OF_THIRD = 0.03, 0.075  # error of a third of the draws where at least `POOLED` 
 POOLED = 20
 LEAST_POWER = 0.78
 STEP = 1.05  # largest ratio of two of 100 widths
-TOLERANCE = 0.01  # of the figure of an exception
+TOLERANCE = 0.01  # permitted change of the figure of an exception
 EXCEPTIONS = Path(__file__).with_name("null_exceptions.tsv")
-TRIALS = 8  # of a search before its confirmation
+TRIALS = 8  # trials of a search before its confirmation
 QUERIES = {1.0: 2990, 2.0: 2990, 5.0: 400, 25.0: 480}  # captions, so that at least 20 are found
 CHUNK = 500_000  # scores drawn at once, so that they stay in the cache
 
@@ -50,12 +50,12 @@ class Situation:
     seed_points: tuple[float, ...] = (1.0,)
     queries: int = 400
     kind: Literal["table", "claim", "gap", "confirmation"] = "table"
-    better: float = 0.0  # points by which row 1 (in a claim) is better: then the error is power
-    tied: float = 0.0  # share of captions whose video ties with another one: a hit counts half
+    better: float = 0.0  # points of R@1 by which row 1 of a claim is better; the share of rejections is then the power
+    tied: float = 0.0  # share of captions whose video ties with another one, so that a hit counts half
 
 
 def hits(s: Situation, draws: int, rng: np.random.Generator) -> np.ndarray:
-    """Return the part (N, K, S, Q) of each query in R@1, from 0 to 1."""
+    """Return the hit (N, K, S, Q) of each query at rank 1: 0, 1, or 1/2 for a tie."""
     single = np.float32
     threshold = -float(special.ndtri(s.r1 / 100))
     per_point = 0.01 * SPREAD * np.sqrt(2 * np.pi) * np.exp(threshold**2 / 2)
@@ -73,7 +73,7 @@ def hits(s: Situation, draws: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def summary(found: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return mean R@1 of each query (N, K, Q), variance of R@1 over seeds (N, K), and its part shared with videos."""
+    """Return mean R@1 of each query (N, K, Q), variance of R@1 over seeds (N, K), and its part due to queries."""
     _, _, seeds, queries = found.shape
     of_query, of_seed = 100 * found.mean(axis=2), found.sum(axis=3).astype(float) * 100 / queries
     rest = 1e4 * np.einsum("nksq,nksq->nk", found, found).astype(float)  # sums of quarters, exact in single precision
@@ -83,7 +83,7 @@ def summary(found: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def draw(s: Situation, draws: int, rng: np.random.Generator) -> np.ndarray:
-    """Return chances (N, K, S, Q) of rows, of which the first is the one that the others are compared with.
+    """Return hits (N, K, S, Q) of rows; the other rows are compared with the first one.
 
     A gap is the difference of two galleries. A confirmation has the recommended row and the two best of eight trials
     by one further run of each on the same videos.
@@ -109,7 +109,9 @@ class Tested:
     """Tests of N draws at 5 %, by our rule and by the ordinary one."""
 
     ours: np.ndarray
-    ordinary: np.ndarray  # df = V^2 / (V_videos^2 / df_videos + U^2 / df_seeds), as Satterthwaite's is often written
+    ordinary: (
+        np.ndarray
+    )  # df = V^2 / (V_videos^2 / df_videos + U^2 / df_seeds), as Satterthwaite's formula is often written
     seen: np.ndarray  # mean variance over the seeds of all rows
 
 
@@ -215,7 +217,7 @@ def by_third(tested: Tested, of: np.ndarray) -> np.ndarray:
 
 
 def situations() -> Iterator[Situation | Design]:
-    """Generate the fixed list."""
+    """Yield the fixed list of situations."""
     yield from null_designs.DESIGNS
     designs: list[tuple[str, str, int]] = [
         ("table", "2 rows", 2),

@@ -18,8 +18,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CLEAN = [  # results/ holds text as commands printed it
     *("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "REPRODUCIBILITY.md", "RESULTS.md", "SECURITY.md", "docs"),
-    *("orchestrator", "methods", "search_spaces", "cluster", "tests", "tools"),
-    *("ctvr/__init__.py", "ctvr/__main__.py", "ctvr/api.py", "ctvr/sandbox"),
+    *("orchestrator", "methods", "search_spaces", "cluster", "tests", "tools", "examples", "notebooks"),
+    *(f"ctvr/{name}.py" for name in ("__init__", "__main__", "api", "interrupt", "kernels", "pyfunc", "results")),
+    *("ctvr/torch_import.py", "ctvr/sandbox"),
 ]
 # Captions, word lists and names of seams are data
 DATA = {"blocks.py", "cvlm.py", "lexicon.py", "scenes.py", "train_tiny_clip.py", "typed_queries.py"}
@@ -27,6 +28,10 @@ ALLOW = "prose: allow"
 MOST_WORDS, SUBJECT = 25, 72
 PERSON = r"(?<!you )(?<!who )(?<!they )(?<!user )(?<!reader )(?<!author )"
 IS = r"(?:is|are|was|were|be)"
+UK = (
+    r"\w*(?:normal|optim|initial|minim|maxim|quant|regular|recogn|serial|general|synchron|penal)is(?:e[sdr]?|ing|ations?)"
+    r"|(?:un)?labelled|neighbour\w*|behaviours?|colour\w*|centre[sd]?|favour\w*|licences?|grey(?:scale)?|modelling"
+)
 # name: the kind of text that it is for ("" for all), the pattern, the remedy
 RULES = {
     "function-noun": ("function", r"\A(?:The|An?)\b", "a verb and its object: Return ..."),
@@ -47,6 +52,9 @@ RULES = {
     "heading": ("heading", r"\A(?:What|How|Its|Whether|Who|If)\b[^?]*\Z", "name the subject"),
     "help-fragment": ("help", r"\A(?:of|what|how|that|whether|where)\b", "a noun phrase with its noun"),
     "help-default": ("help", r"\(\d[\w.]*\)\Z", "(default: X)"),
+    "exactness": ("", r"\b(?:to the bit|bit[ ]for bit)\b", "bit-identical"),  # prose: allow
+    "remedy-verb": ("message", r"(?:\A|[.] )(?-i:Write|Give|Name) ", "Use, Set, Pass or Add"),
+    "us-spelling": ("", rf"(?<![\w`./_-])(?:{UK})(?![\w`_(:=/])", "normalize, behavior, color, ..."),
     "question": ("message", r"(?<!mean X)\?(?=\s|\Z)", "imperative, not a question"),
 }
 COMPILED = {name: (kind, re.compile(rule.replace(" ", r"\s"), re.I), say) for name, (kind, rule, say) in RULES.items()}

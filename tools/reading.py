@@ -28,10 +28,10 @@ class Line:
     name: str
     block: str
     cells: Mapping[str, str]
-    signs: tuple[str, ...] = ()  # of its footnotes
+    signs: tuple[str, ...] = ()  # signs of its footnotes
 
     def value(self, title: str) -> tuple[float, float]:
-        """Return mean and sample standard deviation of a cell, NaN where it is not a number."""
+        """Return mean and sample standard deviation of a cell; NaN if the cell is not a number."""
         found = NUMBER.fullmatch(self.cells.get(title, "").strip("*"))
         if found is None:
             return math.nan, math.nan
@@ -54,7 +54,7 @@ def lines_of(text: str) -> tuple[list[str], list[Line]]:
 
 
 def is_named(line: Line, prose: str) -> bool:
-    """Report whether prose names a row by its label, or by its label without what stands in brackets at the end."""
+    """Report whether prose names a row by its label, or by its label without a final part in brackets."""
     names = {line.name, re.sub(r" \(.+\)$", "", line.name)}
     return any(re.search(rf"(?<![\w:]){re.escape(name)}(?!\w|[:-]\w)", prose) for name in names)
 
@@ -77,7 +77,7 @@ def _order(first: Line, second: Line, title: str) -> float:
 
 
 def _p(first: Line, second: Line, title: str) -> float:
-    """Return the p-value of Welch's test over seeds; 1 without a spread, so that no column of costs is compared."""
+    """Return the p-value of Welch's test over seeds; 1 without a spread, so that columns of costs are not compared."""
     (a, own), (b, other) = first.value(title), second.value(title)
     sizes = [int(line.cells["Seeds"]) for line in (first, second)]
     parts = [(0.0 if math.isnan(spread) else spread**2) / size for spread, size in zip((own, other), sizes)]

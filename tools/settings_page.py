@@ -88,7 +88,7 @@ def _folded(names: str, rows: list[tuple[str, bool]], *more: str) -> list[str]:
 
 
 def _fields(config: type) -> Iterator[tuple[str, ...]]:
-    """Name, type, default, allowed values and meaning of each field, as text."""
+    """Yield name, type, default, allowed values and meaning of each field, as text."""
     hints, facts, groups = typing.get_type_hints(config), settings_of(config), groups_of(config)
     for field in dataclasses.fields(config):
         if variants := groups.get(field.name):

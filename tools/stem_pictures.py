@@ -1,6 +1,6 @@
-"""Pictures and clips that teach a tiny CLIP shapes and positions, with captions that require distinguishing them.
+"""Images and clips that teach a tiny CLIP shapes and positions, with captions that require distinguishing them.
 
-Shapes: N pictures, G groups, S side of a picture in pixels, T frames, L tokens.
+Shapes: N images, G groups, S side of an image in pixels, T frames, L tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ctvr.orchestrator.synthetic.drawing import (
 from ctvr.orchestrator.synthetic.scenes import pick, with_articles
 from tools.train_tiny_clip import IMAGE_SIZE
 
-GROUP = 8  # pictures of a group
+GROUP = 8  # images of a group
 FRAMES = 4  # of a clip
 PLACES_IN_PICTURE = [
     f"at the {row} {column}" for row in ("top", "middle", "bottom") for column in ("left", "center", "right")
@@ -47,7 +47,7 @@ CLASSES: dict[str, list[str]] = {
 
 @dataclass(frozen=True)
 class Thing:
-    """One thing on a background, as the index of its value in each class of words."""
+    """One object on a background, given by the index of its value in each class of words."""
 
     shape: int
     colour: int
@@ -75,7 +75,12 @@ class Thing:
 
 
 def paint(thing: Thing, rng: Generator, radius: float = 0.2, plain: float = 0.0, other: Thing | None = None) -> Pixels:
-    """Draw a picture (S, S, 3); `plain`: probability of a grey background; `other`: a second thing, below."""
+    """Draw an image (S, S, 3) of a thing.
+
+    Args:
+        plain: probability of a gray background.
+        other: a second thing, drawn below the first.
+    """
     if rng.random() < plain:
         picture = np.full((IMAGE_SIZE, IMAGE_SIZE, 3), rng.integers(60, 200), np.uint8)
     else:
@@ -88,7 +93,7 @@ def paint(thing: Thing, rng: Generator, radius: float = 0.2, plain: float = 0.0,
 
 @dataclass
 class Pictures:
-    """Pictures of single objects for the first stage, in order of difficulty."""
+    """Images of single objects for the first stage, in order of difficulty."""
 
     images: Tensor  # (N, 3, S, S) uint8
     labels: dict[str, Tensor]  # class of words -> (N,)
@@ -104,7 +109,7 @@ class Pictures:
 
 @dataclass
 class Groups:
-    """Pictures and captions of the second stage; the pictures of a group differ in one class of words."""
+    """Images and captions of the second stage; the images of a group differ in one class of words."""
 
     images: Tensor  # (G, 8, 3, S, S) uint8
     tokens: Tensor  # (G, 8, L)
@@ -119,12 +124,12 @@ class Clips:
 
 
 def as_images(pictures: Sequence[Pixels]) -> Tensor:
-    """Stack pictures as (N, 3, S, S) uint8."""
+    """Stack images as (N, 3, S, S) uint8."""
     return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
 
 
 def make_group(rng: Generator, name: str) -> tuple[list[Pixels], list[str]]:
-    """Draw eight pictures whose captions differ only in words of one class (of size: also in four shapes)."""
+    """Draw eight images whose captions differ only in words of one class; for sizes, in four shapes too."""
     base = Thing.draw(rng)
     fixed = vars(base)
     if name == "size":

@@ -1,12 +1,12 @@
 """Training of the tiny CLIP that sees shapes and positions: `python -m tools.train_stem_clip --out FOLDER`.
 
 Its image tower is that of `tools.train_tiny_clip` with a convolutional stem. Two stages train it to see, in about 450 s
-on one core. First linear classifiers on its features name the shape, colour, size, position and place of one thing; the
+on one core. First linear classifiers on its features name the shape, color, size, position and place of one thing; the
 things become smaller and the backgrounds busier during the stage. Then CLIP's contrastive loss trains both towers on
-groups of eight pictures that differ in one class of words only, and on clips that differ in the direction of motion
+groups of eight images that differ in one class of words only, and on clips that differ in the direction of motion
 only. A temporal layer reads the direction and is discarded: the shipped towers see single frames.
 
-The command prints the accuracy of each class of words on held-out pictures. No noun, verb or camera of a stream is in
+The command prints the accuracy of each class of words on held-out images. No noun, verb or camera of a stream is in
 the training data. The folder gets weights.safetensors (float16), config.json and bpe.txt.gz.
 """
 
@@ -49,7 +49,7 @@ from tools.stem_pictures import (
 log = logging.getLogger(__name__)
 
 IMAGE_SIZE, STEM = tiny.IMAGE_SIZE, (16, 32, 64)
-GROUPS = 16  # of a batch
+GROUPS = 16  # groups of a batch
 HELD_OUT = 500
 
 
@@ -78,7 +78,7 @@ def encode_text(model: CLIP, tokens: Tensor) -> Tensor:
 
 
 def jitter(images: Tensor) -> Tensor:
-    """Normalise uint8 images (B, 3, S, S) and vary their contrast and brightness."""
+    """Normalize uint8 images (B, 3, S, S) and vary their contrast and brightness."""
     contrast, brightness = torch.randn(2, len(images), 1, 1, 1)
     return tiny.normalise(images) * (1 + 0.15 * contrast) + 0.1 * brightness
 
@@ -113,7 +113,7 @@ class Steps:
 
 
 def learn_to_see(model: CLIP, pool: Pictures, steps: int, bar: Iterator[int]) -> None:
-    """Train the first stage: classifiers name each class of words, on increasingly difficult pictures."""
+    """Train the first stage: classifiers name each class of words, on increasingly difficult images."""
     width = model.visual.output_dim
     heads = nn.ModuleDict({name: nn.Linear(width, len(values)) for name, values in CLASSES.items()})
     optimizer = Steps([*model.visual.parameters(), *heads.parameters()], 2 * steps, 1e-3)
@@ -161,10 +161,10 @@ def learn_words(model: CLIP, groups: Groups, clips: Clips, steps: int, bar: Iter
 
 @torch.no_grad()
 def word_accuracy(model: CLIP, tokenizer: SimpleTokenizer, count: int = HELD_OUT, seed: int = 99) -> dict[str, float]:
-    """Return the accuracy in percent of each class of words, on pictures of one thing on a background.
+    """Return the accuracy in percent of each class of words, on images of one thing on a background.
 
     The choice is between complete captions that differ in the words of the class only. Chance is 100 divided by the
-    number of its values: shape 10, colour 10, size 50, position 11.1, place 5.
+    number of its values: shape 10, color 10, size 50, position 11.1, place 5.
     """
     rng = np.random.default_rng(seed)
     things = [Thing.draw(rng) for _ in range(count)]
@@ -186,9 +186,7 @@ def word_accuracy(model: CLIP, tokenizer: SimpleTokenizer, count: int = HELD_OUT
 
 
 def lexicon() -> set[str]:
-    """Return every word that captions of the pre-training and of the worlds can contain, and some common English
-    words.
-    """
+    """Return every word that captions of the pre-training and of the worlds can contain, and common English words."""
     phrases = [value for values in CLASSES.values() for value in values]
     phrases += [*worlds.NOUNS, *worlds.SIGNS, *worlds.VERBS, *worlds.NAMES, tiny.ENGLISH, "moves goes moving thing an"]
     phrases += [word for pair in worlds.MOVES for word in pair]

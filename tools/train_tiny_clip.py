@@ -1,8 +1,8 @@
 """Training of the tiny CLIP that the repository ships: `python -m tools.train_tiny_clip --out FOLDER`.
 
-A CLIP of 0.9 M parameters, trained from random weights on still pictures of the synthetic scenes and their captions
-(CLIP's symmetric contrastive loss, arXiv:2103.00020). Its training data have shapes, colours, sizes, places and
-positions, but no motion, no category's own noun and no category's camera: a continual method can learn those from the
+A CLIP of 0.9 M parameters, trained from random weights on still images of the synthetic scenes and their captions
+(CLIP's symmetric contrastive loss, arXiv:2103.00020). Its training data have shapes, colors, sizes, places and
+positions. They lack motion and the nouns and cameras of single categories, which a continual method can learn from the
 embedded stream. Its tokenizer is CLIP's byte-pair encoding reduced to the merges that the scenes' words need, so any
 text still encodes.
 
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 IMAGE_SIZE, CONTEXT_LENGTH = 64, 32
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
-HELD_OUT = 1000  # pictures for testing only
+HELD_OUT = 1000  # images for testing only
 # A little general English, so that typed queries keep whole words.
 ENGLISH = (
     "the a an of to in is and on it with for video film shows show moving moves move object shape person man "
@@ -67,7 +67,7 @@ ENGLISH = (
 
 
 def still(rng: Generator, size: int = IMAGE_SIZE) -> tuple[Pixels, str]:
-    """Draw a random picture (size, size, 3) uint8 of one to three things, and its caption."""
+    """Draw a random image (size, size, 3) uint8 of one to three things, and its caption."""
     place = pick(rng, list(BACKGROUNDS))
     picture = background(place, rng, size)
     things: list[tuple[str, Sprite]] = []
@@ -79,8 +79,9 @@ def still(rng: Generator, size: int = IMAGE_SIZE) -> tuple[Pixels, str]:
 
 
 def _thing(rng: Generator, others: list[Sprite]) -> tuple[str, Sprite]:
-    """Draw a sprite apart from the others if twenty tries find room, and its "large red circle" (with the size in 60
-    %).
+    """Draw a sprite, apart from the others if twenty tries find room, and its words, such as "a large red circle".
+
+    The words contain the size in 60 % of the draws.
     """
     for _ in range(20):
         x, y = rng.uniform(0.15, 0.85, 2)
@@ -203,7 +204,7 @@ def normalise(images: Tensor) -> Tensor:
 
 
 def picture_pool(tokenizer: SimpleTokenizer, count: int, seed: int, progress: bool) -> tuple[Tensor, Tensor]:
-    """Return pictures (count, 3, S, S) uint8 and their tokens (count, L) int64."""
+    """Return images (count, 3, S, S) uint8 and their tokens (count, L) int64."""
     rng = np.random.default_rng(seed)
     pairs = [still(rng) for _ in tqdm(range(count), desc="painting", disable=not progress)]
     images = torch.from_numpy(np.stack([image for image, _ in pairs])).permute(0, 3, 1, 2).contiguous()
@@ -212,7 +213,7 @@ def picture_pool(tokenizer: SimpleTokenizer, count: int, seed: int, progress: bo
 
 @torch.no_grad()
 def recall(model: CLIP, images: Tensor, tokens: Tensor) -> tuple[float, float]:
-    """Return text-to-image R@1 and R@5 in percent, every caption against all pictures."""
+    """Return text-to-image R@1 and R@5 in percent, every caption against all images."""
     model.eval()
     gallery = torch.cat([model.encode_image(normalise(part), normalize=True) for part in images.split(250)])
     queries = torch.cat([model.encode_text(part, normalize=True) for part in tokens.split(250)])
@@ -232,7 +233,7 @@ def train(
     peak_lr: float = 2e-3,
     progress: bool = True,
 ) -> CLIP:
-    """Train on pictures (N, 3, S, S) uint8 and tokens (N, L): AdamW, warm-up and cosine, jittered brightness."""
+    """Train on images (N, 3, S, S) uint8 and tokens (N, L): AdamW, warm-up and cosine, jittered brightness."""
     torch.manual_seed(seed)
     model = build(config).train()
     matrices = [p for n, p in model.named_parameters() if p.ndim >= 2 and "embedding" not in n]

@@ -1,7 +1,7 @@
 """System calls that a sandboxed process may make, with their numbers on the two supported architectures.
 
 Numbers are those of Linux: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h. A test
-compares them with the headers of the system. "-": the architecture does not have the call.
+compares them with the headers of the system. "-" marks a call that the architecture lacks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # AUDIT_ARCH_* of linux/audit.h, by `os.uname().machine`
-SINCE_5_1 = 424  # numbers from here on are equal on all architectures; libraries cope without these calls
+SINCE_5_1 = 424  # numbers from here on are equal on all architectures; libraries work without these calls
 
 # name, number on x86_64, number on aarch64
 _ALLOWED = """
@@ -45,7 +45,7 @@ creat 85 -, ftruncate 77 46, fallocate 285 47, fsync 74 82, fdatasync 75 83, unl
 rename 82 -, renameat 264 38, renameat2 316 276
 """
 # Allowed for some values of one argument
-_BOUNDED = """
+_ARGUMENT_FILTERED = """
 open 2 -, openat 257 56, clone 56 220, ioctl 16 29, fcntl 72 25, prctl 157 167, prlimit64 302 261, kill 62 129,
 tgkill 234 131
 """
@@ -79,7 +79,7 @@ def known(machine: str) -> dict[str, int]:
     """Return the numbers of all calls in this file, by name."""
     return {
         name: number
-        for table in (_ALLOWED, _WRITING, _BOUNDED, _OWN)
+        for table in (_ALLOWED, _WRITING, _ARGUMENT_FILTERED, _OWN)
         for name, number in numbers(table, machine).items()
     }
 
@@ -88,7 +88,7 @@ def allowed(machine: str, may_write: bool) -> set[int]:
     """Return the numbers of calls that are allowed with any arguments."""
     found = set(numbers(_ALLOWED, machine).values())
     if may_write:
-        opens = numbers(_BOUNDED, machine)
+        opens = numbers(_ARGUMENT_FILTERED, machine)
         found |= set(numbers(_WRITING, machine).values()) | {
             opens[name] for name in ("open", "openat") if name in opens
         }
@@ -97,7 +97,7 @@ def allowed(machine: str, may_write: bool) -> set[int]:
 
 def bounds(machine: str, may_write: bool) -> Iterable[Bound]:
     """Yield the calls that are allowed only with certain arguments: on this process, its threads, or for reading."""
-    number, me = numbers(_BOUNDED, machine), os.getpid()
+    number, me = numbers(_ARGUMENT_FILTERED, machine), os.getpid()
     if not may_write:
         if "open" in number:
             yield Bound(number["open"], 1, (0,), _CHANGES)

@@ -21,7 +21,7 @@ class NoLandlock(ValueError):
 
 @dataclass(frozen=True)
 class Isolation:
-    """The active restrictions: Landlock's version for `files`, or 0; of the network; of system calls."""
+    """The active restrictions: the Landlock version that restricts files (0 if none), network and system calls."""
 
     files: int
     network: bool

@@ -15,7 +15,7 @@ from pathlib import Path
 
 _NEWUSER, _NEWNET = 0x10000000, 0x40000000  # of unshare(2): new user and network namespaces
 _CAPABILITIES = 0x20080522  # version of capset(2)
-_READ_SEARCH = 1 << 2  # root keeps only this one, to read files of other users
+_READ_SEARCH = 1 << 2  # the only capability that root keeps, to read files of other users
 _ROOT_OF_OURS = Path(__file__).resolve().parents[2]
 _PACKAGES = ("ctvr", "orchestrator", "methods", "search_spaces")
 _NO_NEW_PRIVILEGES = 38  # option of prctl(2) that Landlock requires
@@ -130,7 +130,9 @@ def _python() -> Iterator[str]:
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     for path in {sys.prefix, sys.base_prefix, *sys.path, *libraries}:
         place = Path(path).resolve()
-        if place == _ROOT_OF_OURS and (place / "pyproject.toml").is_file():  # else it also contains other libraries
+        if (
+            place == _ROOT_OF_OURS and (place / "pyproject.toml").is_file()
+        ):  # otherwise it also contains other libraries
             yield from (str(place / name) for name in _PACKAGES)
         elif path and place != here and not home.is_relative_to(place):
             yield path

@@ -2,7 +2,8 @@
 
 The filter lists the allowed calls, so that calls of later kernels are blocked, too. Everything else fails with EPERM.
 Calls that are newer than Linux 5.1 fail with ENOSYS, as on an older kernel, and libraries then fall back to older calls
-(clone3, whose flags a filter cannot read, becomes clone). Another architecture, including x32, gets no call.
+(clone3, whose flags a filter cannot read, becomes clone). On another architecture, including x32, every
+call fails.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ _LOAD, _AND, _EQUAL, _AT_LEAST, _ABOVE, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x25, 
 
 
 def leave_calls(may_write: bool = False) -> bool:
-    """Forbid all system calls except a reader's for this process and its threads, permanently.
+    """Forbid this process and its threads all system calls except those of a file reader, permanently.
 
     Args:
         may_write: whether it may open files for writing, rename and delete them. The filter cannot restrict which ones.
 
     Returns:
-        False if the architecture is unknown, or the system lacks seccomp or refuses it: nothing is blocked then.
+        False if the architecture is unknown, or the system lacks seccomp or refuses it. Then no call is blocked.
     """
     machine = os.uname().machine
     if sys.platform != "linux" or machine not in ARCHITECTURES or sys.byteorder != "little":

@@ -1,17 +1,17 @@
-"""UMT's head for questions about a video: a small BERT that generates an answer and ranks a fixed list of answers.
+"""UMT's question-answering head: a small BERT decoder that generates an answer and ranks a fixed list of answers.
 
-Li et al., arXiv:2303.16058, as its authors' code (`multi_modality`) answers; after ALBEF, arXiv:2107.07651. A question
-is read by the whole text encoder, fusion layers included, into states Q; the decoder's layers are post-norm and causal:
+Li et al., arXiv:2303.16058, as in the authors' code (`multi_modality`); after ALBEF, arXiv:2107.07651. The whole text
+encoder, fusion layers included, encodes a question as states Q. The decoder's layers are post-norm and causal:
 
     x = LN(x + SelfAttn(x));  x = LN(x + CrossAttn(x, Q));  x = LN(x + MLP(x));  logits = LN(GELU(W x)) word^T + b
 
     loss = (sum over answers of weight * sum over their pieces of cross-entropy) / questions
-    an answer's score = log p(first piece) - its loss: the first piece counts twice, as released
-    only the k answers whose first pieces are likeliest are scored; those that share one are tied
+    score of an answer = log p(first piece) - loss of the answer; the first piece counts twice, as in the released code
+    only the k answers with the likeliest first pieces are scored; answers with equal first pieces are tied there
 
-An answer is [CLS], its pieces, [SEP], cut to the length of the list. Id 0 is a pad.
+An answer is [CLS], its pieces and [SEP], cut to A ids. Id 0 is padding.
 
-Shapes: B questions, L words of a question, A ids of an answer, N answers of the list, D width, W ids of the vocabulary.
+Shapes: B questions, L words of a question, A ids of an answer, N answers of the list, D width, W vocabulary size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _EPS = 1e-12
 
 
 class AnswerDecoder(nn.Module):
-    """Decoder layers that generate an answer; the defaults are those of UMT's B/16."""
+    """Decoder layers that generate an answer; the defaults give the decoder of UMT-B/16."""
 
     def __init__(
         self,
@@ -38,14 +38,14 @@ class AnswerDecoder(nn.Module):
         vocabulary: int = 30522,
         places: int = 512,
     ) -> None:
-        """Build a decoder with new weights; the arguments are those of `FusionBert`."""
+        """Build a decoder with random weights; see `FusionBert` for the arguments."""
         super().__init__()
         self.word = nn.Embedding(vocabulary, width)
         self.position, self.kind = nn.Embedding(places, width), nn.Embedding(2, width)
         self.norm = nn.LayerNorm(width, eps=_EPS)
         self.layers = nn.ModuleList(BertLayer(width, heads, hidden, width) for _ in range(layers))
         self.transform, self.transform_norm = nn.Linear(width, width), nn.LayerNorm(width, eps=_EPS)
-        self.bias = nn.Parameter(torch.zeros(vocabulary))  # its matrix is that of the words
+        self.bias = nn.Parameter(torch.zeros(vocabulary))  # the output matrix is `word.weight`
         new_weights(self)
 
     def forward(self, answers: Tensor, states: Tensor, there: Tensor) -> Tensor:
@@ -53,11 +53,11 @@ class AnswerDecoder(nn.Module):
 
         Args:
             answers: (B, A) int64.
-            states: (B, L, D) of the questions, or (1, L, D) of one for all.
+            states: (B, L, D) states of the questions, or (1, L, D) of one question for all answers.
             there: (B, L) or (1, L), 1 where the question has a word.
 
         Returns:
-            (B, A, W).
+            (B, A, W) logits.
         """
         length = answers.shape[1]
         x = self.norm(self.word(answers) + self.kind.weight[0] + self.position.weight[:length])
@@ -73,7 +73,7 @@ class AnswerDecoder(nn.Module):
 
 
 def question_states(umt: Umt, questions: Tensor, video: Tensor) -> Tensor:
-    """Encode questions (B, L), which have no end mark, with the tokens of their videos (B, N, E): (B, L, D)."""
+    """Encode questions (B, L) without end marks, together with the tokens (B, N, E) of their videos: (B, L, D)."""
     bert = umt.text.bert
     return bert.fuse(bert.read(questions), questions, bert.memory(video))
 
@@ -88,9 +88,9 @@ def answering_loss(losses: Tensor, weights: Tensor, questions: int) -> Tensor:
     """Compute the loss of a batch, a scalar.
 
     Args:
-        losses: (R,) of `answer_losses`; the answers of a question are consecutive.
+        losses: (R,) losses of R answers from `answer_losses`; the answers of a question are consecutive.
         weights: (R,) relative frequency of each answer; the weights of a question sum to 1.
-        questions: B.
+        questions: B, the number of questions.
     """
     return (weights * losses).sum() / questions
 
@@ -102,14 +102,14 @@ def rank_answers(
     """Rank the k answers whose first pieces are the most probable, best first.
 
     Args:
-        decoder: computes the scores.
-        states: (B, L, D) of the questions.
-        there: (B, L), 1 where there is a word.
-        answers: (N, A) int64, the list.
-        k: number of answers to score; a shorter list is scored in full, where the released code fails.
+        decoder: the answer decoder.
+        states: (B, L, D) states of the questions.
+        there: (B, L), 1 where the question has a word.
+        answers: (N, A) int64, the list of answers.
+        k: number of answers to score; of a list with fewer answers, all are scored, while the released code fails.
 
     Returns:
-            Rows of the list (B, k) and their probabilities (B, k), which sum to 1.
+        Indices (B, k) into `answers` and probabilities (B, k) of these answers, which sum to 1 for each question.
     """
     likely = decoder(answers[:1, :1].expand(len(states), 1), states, there)[:, 0].log_softmax(dim=-1)  # (B, W)
     first = likely[:, answers[:, 1]]  # (B, N)

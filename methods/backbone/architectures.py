@@ -12,12 +12,12 @@ from typing import Any
 
 TINY = "tiny-clip"
 TINY_FOLDER = Path(__file__).parent / "tiny_clip"  # shipped with this package
-TINY_STEM = "tiny-clip-stem"  # sees shapes and positions, by a convolutional stem
-VECTORS = "vectors"  # no model: the towers of a stream whose videos and captions have features (vectors.py)
-IMPORTED = "imported"  # value of `backbone.weights` with it
+TINY_STEM = "tiny-clip-stem"  # its convolutional stem recognizes shapes and positions
+VECTORS = "vectors"  # towers for a stream of imported features, without a pre-trained model (vectors.py)
+IMPORTED = "imported"  # the only value of `backbone.weights` for VECTORS
 SHIPPED = {TINY: TINY_FOLDER, TINY_STEM: Path(__file__).parent / "tiny_clip_stem"}
 
-# UMT's own towers (arXiv:2303.16058), described as open_clip describes others; `fusion_from`: see backbone/bert.py
+# UMT's towers (arXiv:2303.16058), in the format of open_clip's configurations; bert.py explains `fusion_from`
 UMT: dict[str, dict[str, Any]] = {
     "UMT-B-16": {
         "embed_dim": 512,

@@ -1,13 +1,13 @@
-"""UMT's text encoder: one BERT whose lower layers read a caption and whose upper layers attend to a video, too.
+"""UMT's text encoder: a BERT whose lower layers read a caption and whose upper layers also attend to a video.
 
-Devlin et al., arXiv:1810.04805, cut in two as UMT's code (arXiv:2303.16058) cuts it; layers are post-norm:
+Devlin et al., arXiv:1810.04805, split into two parts as in UMT's code (arXiv:2303.16058); layers are post-norm:
 
     x = LN(x + SelfAttn(x));  [x = LN(x + CrossAttn(x, E));]  x = LN(x + MLP(x))        eps 1e-12, exact GELU
 
 Only the upper layers have the part in brackets. Its keys and values depend on the video alone, so `memory` computes
-them once per video, however many captions are matched with it: 8.32 of 9.468 GMACs of a pair at full size.
+them once per video for all captions. They are 8.32 of the 9.468 GMACs of a pair at full size.
 
-A caption is [CLS] and its words, without [SEP]; its feature is that of [CLS]. Id 0 is a pad.
+A caption is [CLS] and its words, without [SEP]; its feature is the output at [CLS]. Id 0 is padding.
 
 Shapes: B captions, L words, N video tokens, D width of the text, E width of the video tokens, H heads.
 """
@@ -20,12 +20,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 _EPS = 1e-12
-_OUT = -10000.0  # BERT adds this to the score of a pad
-Memory = Sequence[tuple[Tensor, Tensor]]  # of each fusion layer: keys and values (V, H, N, D/H)
+_OUT = -10000.0  # BERT adds this to the attention score of padding
+Memory = Sequence[tuple[Tensor, Tensor]]  # keys and values (V, H, N, D/H) for each fusion layer
 
 
 class BertAttention(nn.Module):
-    """Multi-head attention of captions to themselves or to a video, with its residual and LayerNorm."""
+    """Multi-head attention of captions to themselves or to a video, with residual sum and LayerNorm.
+
+    `of_width` is the width of the attended tokens; if None, it is the width of the caption.
+    """
 
     def __init__(self, width: int, heads: int, of_width: int | None = None) -> None:
         super().__init__()
@@ -42,7 +45,7 @@ class BertAttention(nn.Module):
         return self._heads_first(self.key(x)), self._heads_first(self.value(x))
 
     def forward(self, x: Tensor, keys_values: tuple[Tensor, Tensor], bias: Tensor | None = None) -> Tensor:
-        """Attend from x (B, L, D); bias (B, 1, 1, N) is added to the scores."""
+        """Attend from x (B, L, D) to `keys_values`: (B, L, D). `bias` (B, 1, 1, N) is added to the attention scores."""
         q = self._heads_first(self.query(x))
         mixed = F.scaled_dot_product_attention(q, *keys_values, attn_mask=bias)
         found: Tensor = self.norm(x + self.dense(mixed.transpose(1, 2).flatten(2)))
@@ -50,7 +53,7 @@ class BertAttention(nn.Module):
 
 
 class BertLayer(nn.Module):
-    """One post-norm layer; with `of_width` it also attends to a video."""
+    """One post-norm layer; it also attends to a video if `of_width`, the width of the video tokens, is given."""
 
     def __init__(self, width: int, heads: int, hidden: int, of_width: int | None = None) -> None:
         super().__init__()
@@ -71,7 +74,7 @@ class BertLayer(nn.Module):
 
 
 class FusionBert(nn.Module):
-    """BERT in two parts; the defaults are those of UMT's B/16."""
+    """A BERT whose upper layers also attend to a video; the defaults give the text encoder of UMT-B/16."""
 
     def __init__(
         self,
@@ -84,16 +87,16 @@ class FusionBert(nn.Module):
         places: int = 512,
         video_width: int = 768,
     ) -> None:
-        """Build a BERT with new weights.
+        """Build a BERT with random weights.
 
         Args:
             width: D.
             layers: number of layers of both parts.
-            fusion_from: the first layer that attends to the video.
+            fusion_from: index of the first layer that attends to the video.
             heads: number of heads of each layer.
             hidden: hidden width of the MLP.
             vocabulary: number of ids.
-            places: length of the longest caption.
+            places: maximum number of tokens of a caption.
             video_width: E.
         """
         super().__init__()
@@ -110,7 +113,7 @@ class FusionBert(nn.Module):
     def read(self, tokens: Tensor) -> Tensor:
         """Pass captions (B, L) int64 through the lower layers: (B, L, D), [CLS] at position 0."""
         x = self.word(tokens) + self.kind.weight[0] + self.position.weight[: tokens.shape[1]]
-        x, bias = self.norm(x), _pads(tokens, x)
+        x, bias = self.norm(x), _mask_padding(tokens, x)
         for layer in self.layers[: self.fusion_from]:
             x = layer(x, bias)
         return x
@@ -120,15 +123,18 @@ class FusionBert(nn.Module):
         return [layer.crossattention.keys_values(video) for layer in self.layers[self.fusion_from :]]  # type: ignore
 
     def fuse(self, x: Tensor, tokens: Tensor, memory: Memory) -> Tensor:
-        """Pass the output of `read` (B, L, D), with the memory of each video (B or 1, ...), to the top: (B, L, D)."""
-        bias = _pads(tokens, x)
+        """Pass the output x (B, L, D) of `read` through the upper layers: (B, L, D).
+
+        `memory` has the keys and values of each caption's video, or of one video (V = 1) for all captions.
+        """
+        bias = _mask_padding(tokens, x)
         for layer, video in zip(self.layers[self.fusion_from :], memory, strict=True):
             x = layer(x, bias, tuple(part.expand(len(x), *part.shape[1:]) for part in video))
         return x
 
 
 def new_weights(part: nn.Module) -> None:
-    """Initialise as BERT does: small random matrices, zero biases."""
+    """Initialize matrices and embeddings from N(0, 0.02^2) and biases with zero, as BERT does."""
     for module in part.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
@@ -137,10 +143,10 @@ def new_weights(part: nn.Module) -> None:
 
 
 def bias_of(seen: Tensor, x: Tensor) -> Tensor:
-    """Return the additive attention bias in the dtype of x: 0 where `seen`, -10000 elsewhere."""
+    """Return the additive attention bias in the dtype of x: 0 where `seen` is not 0, otherwise -10000."""
     return ((seen == 0) * _OUT).to(x.dtype)
 
 
-def _pads(tokens: Tensor, x: Tensor) -> Tensor:
-    """Return the bias of captions (B, L), which masks pads: (B, 1, 1, L)."""
+def _mask_padding(tokens: Tensor, x: Tensor) -> Tensor:
+    """Return the attention bias (B, 1, 1, L) that masks the padding of captions (B, L)."""
     return bias_of((tokens != 0)[:, None, None, :], x)

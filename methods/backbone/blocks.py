@@ -1,7 +1,7 @@
 """The blocks of a CLIP tower, with named hook points (*seams*) for adapters.
 
-A method acts at the seams of every block without changing CLIP's weights. Seams are passed with each call, so one
-backbone serves a student and its teacher, and a backbone never changes.
+A method acts at the seams of every block without changing CLIP's weights. Seams are an argument of each call, so one
+unchanged backbone serves a student and its teacher.
 
 One block, where <name> marks a seam (all of them do nothing by default)::
 
@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ctvr.methods.backbone.compiled import run_compiled
+from ctvr.methods.backbone.frozen_casts import CastOnceLinear, cast_once
 from ctvr.methods.backbone.merged_weights import Fold, merge
 from ctvr.methods.backbone.quick_gelu import QuickGELU
 from ctvr.methods.backbone.recompute import is_checkpointing, recomputing
@@ -38,21 +39,21 @@ from ctvr.methods.backbone.recompute import is_checkpointing, recomputing
 
 @dataclass
 class TokenState:
-    """State of the tokens of one forward pass, as seams see it. Each forward creates one, so calls may interleave."""
+    """State of the tokens of one forward pass, which seams read and change. Each pass has its own state."""
 
     batch: int  # B videos or captions
     frames: int = 1  # T; 1 for text
-    classes: int = 1  # leading class tokens of a group: one of each frame that the group holds
+    classes: int = 1  # leading class tokens of a group, one for each of its frames
     protected: int = 1  # leading tokens of a group that no reducer may move (class tokens, prompts)
-    layer: int = 0
-    start: int = 0  # blocks that these tokens have already passed: they are stored ones (`VisionTower.prefix`)
-    sizes: Tensor | None = None  # (G, N, 1) patches that each token represents; None = one each
-    proportional: bool = True  # attention counts a token once for each patch it represents (ToMe, eq. 1)
-    frame_of: Tensor | None = None  # (B, T) int64: the remaining frame that represents each frame; None: itself
+    layer: int = 0  # index of the current block
+    start: int = 0  # number of blocks that stored tokens (`VisionTower.prefix`) have already passed
+    sizes: Tensor | None = None  # (G, N, 1) patches that each token represents; if None, one each
+    proportional: bool = True  # whether attention counts a token once for each patch it represents (ToMe, eq. 1)
+    frame_of: Tensor | None = None  # (B, T) int64: the remaining frame that represents each frame; None: all remain
     keys: Tensor | None = None  # (G, n, D/H) stored by `between` of a block for its `after`
-    policy: Tensor | None = None  # (G, n) patches that a search of rates has not dropped: 1 or 0, with a gradient
+    policy: Tensor | None = None  # (G, n) 1 for patches that a search of rates keeps, 0 for others; has a gradient
     class_row: Tensor | None = None  # (G, N) stored by `mix` of a block for its `between`
-    rotate: Callable[[Tensor], Tensor] | None = None  # q or k, heads first (G, H, N, D/H): rotary positions; None: none
+    rotate: Callable[[Tensor], Tensor] | None = None  # applies rotary positions to q or k (G, H, N, D/H)
     eot: Tensor | None = None  # (B,) position of the end-of-text token; None for images
     log: list[tuple[int, int, int]] = field(default_factory=list)
     # per block: attention groups of one video, tokens of a group in attention, tokens of a group in the MLP
@@ -66,7 +67,7 @@ class TokenState:
 
 @dataclass(frozen=True)
 class AttentionTrace:
-    """Attention results that `between` may request of the attention of its block (`BlockSeams.wants_keys`)."""
+    """Results of a block's attention that the seam `between` of the block may request (`BlockSeams.wants_keys`)."""
 
     keys: Tensor | None = None  # (G, N, D/H) keys averaged over heads
     class_row: Tensor | None = None  # (G, N) attention of the class token to each token, averaged over heads
@@ -78,18 +79,18 @@ _RECORDED: ContextVar[list[TokenState] | None] = ContextVar("recorded", default=
 
 @dataclass(frozen=True)
 class BlockSeams:
-    """The additions of one block; None leaves that part as CLIP defines it.
+    """Hook functions of one block; where one is None, that part is as CLIP defines it.
 
-    qkv, q, k, v, out: (input, projected, state) -> projected; qkv (G, N, 3D) acts before the other three. fold: the
-    matrix (3D, D) equivalent to qkv, q, k and v, for frozen weights (merged_weights.py). fc, proj: the same of the MLP,
-    (G, N, 4D) and (G, N, D), in blocks of CLIP's own towers only.
-    mix: (q, k, v, bias, state) -> mixed, heads first (G, H, N, D/H), in place of the fused attention; it is slow, for
-    searches that need its probabilities. beside: (y, attention, state) -> attention. before, after: (x, state) -> x.
-    between: (x, attended, state) -> x. mlp: (y, output, state) -> output.
-    `wants_keys` and `wants_class_row` declare what `between` reads of the attention. `needs_alignment`: token i
-    of neighbouring frames must be at the same position of the image; `breaks_alignment`: from here on it is not.
-    `by_token`: q, out, fc, proj and mlp compute a caption's token from that token alone, and perhaps the one at `eot`.
-    `leaves_classes`: `between` returns the class tokens unchanged and first.
+    qkv, q, k, v, out: (input, projected, state) -> projected; qkv (G, N, 3D) acts before q, k and v. fold: computes the
+    matrix (3D, D) equivalent to qkv, q, k and v, for frozen weights (merged_weights.py). fc, proj: like out, for the
+    two layers of the MLP, (G, N, 4D) and (G, N, D), in blocks of CLIP's own towers only.
+    mix: (q, k, v, bias, state) -> mixed, heads first (G, H, N, D/H); it replaces the fused attention and is slower, for
+    searches that need attention probabilities. beside: (y, attention, state) -> attention. before, after:
+    (x, state) -> x. between: (x, attended, state) -> x. mlp: (y, output, state) -> output.
+    `wants_keys` and `wants_class_row` declare what `between` reads of the attention. `needs_alignment`: whether token i
+    of neighboring frames must be at the same position of the image; `breaks_alignment`: whether it is not after this
+    block. `by_token`: whether qkv, q, out, fc, proj and mlp compute a caption's token only from this token and perhaps
+    the token at `eot`. `leaves_classes`: whether `between` returns the class tokens unchanged and first.
     """
 
     before: Seam | None = None
@@ -117,7 +118,7 @@ class BlockSeams:
     def needs_all(self) -> bool:
         """Return whether a seam after the projections may need every token that the block computes.
 
-        A seam that only merges patches does not, where only class tokens are read, unless `record_tokens` is active.
+        A seam that only merges patches (`leaves_classes`) does not need them, unless `record_tokens` is active.
         """
         between = None if self.leaves_classes and _RECORDED.get() is None else self.between
         behind = (self.mix, self.out, self.beside, between, self.fc, self.proj, self.mlp, self.after)
@@ -126,20 +127,20 @@ class BlockSeams:
 
 Seams = Sequence[BlockSeams | None]
 _NO_SEAMS = BlockSeams()
-_PLAIN = TokenState(1)  # state that no seam reads
+_PLAIN = TokenState(1)  # state of a pass without seams
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention with open_clip's fused weights and one seam for each projection."""
+    """Multi-head self-attention with open_clip's fused weights and one hook point (seam) for each projection."""
 
     def __init__(self, source: nn.MultiheadAttention) -> None:
         super().__init__()
         if source.in_proj_weight is None or source.in_proj_bias is None:
-            raise ValueError("this backbone's attention has no fused q, k, v weights; use a plain open_clip ViT.")
+            raise ValueError("this backbone's attention lacks fused q, k, v weights; use a plain open_clip ViT.")
         self.heads = source.num_heads
         self.in_weight = nn.Parameter(source.in_proj_weight.detach().clone())  # (3D, D)
         self.in_bias = nn.Parameter(source.in_proj_bias.detach().clone())  # (3D,)
-        self.out = nn.Linear(source.embed_dim, source.embed_dim)
+        self.out = CastOnceLinear(source.embed_dim, source.embed_dim)
         self.out.load_state_dict(source.out_proj.state_dict())
         if isinstance(norm := getattr(source, "norm", None), nn.Module) and not isinstance(norm, nn.Identity):
             self.norm = norm  # before `out`, as in EVA-02
@@ -147,14 +148,15 @@ class Attention(nn.Module):
     def project(
         self, y: Tensor, seams: BlockSeams, state: TokenState, read: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k, v of tokens y (G, N, D), each (G, N, D); with `read`, q only of the first `read` tokens."""
+        """Return q, k, v of tokens y (G, N, D), each (G, N, D); with `read`, q has only the first `read` tokens."""
         weight, seams = merge(self.in_weight, seams)
+        weight, bias = cast_once(weight), cast_once(self.in_bias)
         if read is not None and seams.qkv is seams.q is seams.k is seams.v is None:
             width = y.shape[-1]
-            q = F.linear(y[:, :read], weight[:width], self.in_bias[:width])
-            k, v = F.linear(y, weight[width:], self.in_bias[width:]).chunk(2, dim=-1)
+            q = F.linear(y[:, :read], weight[:width], bias[:width])
+            k, v = F.linear(y, weight[width:], bias[width:]).chunk(2, dim=-1)
             return q, k, v
-        qkv = F.linear(y, weight, self.in_bias)
+        qkv = F.linear(y, weight, bias)
         qkv = qkv if seams.qkv is None else seams.qkv(y, qkv, state)
         q, k, v = qkv.chunk(3, dim=-1)
         q = q if seams.q is None else seams.q(y, q, state)
@@ -163,13 +165,13 @@ class Attention(nn.Module):
         return q[:, :read], k, v
 
     def heads_first(self, x: Tensor) -> Tensor:
-        """(G, N, D) -> (G, H, N, D/H)."""
+        """Split channels into heads: (G, N, D) -> (G, H, N, D/H)."""
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def forward(
         self, y: Tensor, seams: BlockSeams, state: TokenState, causal: bool = False, read: int | None = None
     ) -> tuple[Tensor, AttentionTrace]:
-        """Attend within each group. Takes y (G, N, D), returns (G, N, D) and the trace that `between` requested.
+        """Attend within each group: y (G, N, D) -> (G, N, D), and the results that `between` requested.
 
         With `read`, only the first `read` tokens attend (to all tokens): (G, read, D).
         """
@@ -199,7 +201,7 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """One pre-norm residual block of either tower, with the seams of this module's header."""
 
-    is_compiled = False  # where no seam acts (compiled.py)
+    is_compiled = False  # whether a pass without seams runs compiled (compiled.py)
 
     def __init__(self, source: Any) -> None:
         super().__init__()
@@ -207,6 +209,9 @@ class Block(nn.Module):
         self.ls_1, self.ls_2 = source.ls_1, source.ls_2
         if type(getattr(source.mlp, "gelu", None)).__name__ == "QuickGELU":
             source.mlp.gelu = QuickGELU()
+        for layer in source.mlp.children():
+            if type(layer) is nn.Linear:
+                layer.__class__ = CastOnceLinear
         self.attn = Attention(source.attn)
 
     def forward(
@@ -214,8 +219,8 @@ class Block(nn.Module):
     ) -> Tensor:
         """Map tokens x (G, N, D) to (G, N', D).
 
-        The last block computes only class tokens, unless a seam needs all tokens. The log counts all of them, as papers
-        count multiply-adds.
+        With `is_last`, only class tokens are computed, unless a seam needs all tokens. `state.log` counts all tokens
+        anyway, because papers count the multiply-adds of all.
         """
         seams = seams or _NO_SEAMS
         if self.is_compiled and seams == _NO_SEAMS and state.sizes is None and state.rotate is None:
@@ -254,7 +259,7 @@ class Block(nn.Module):
 
 @contextmanager
 def record_tokens() -> Iterator[list[TokenState]]:
-    """Record the state of every pass through a vision tower inside `with`; its `log` counts the tokens."""
+    """Context manager: record the state of every pass through a vision tower; `TokenState.log` counts its tokens."""
     states: list[TokenState] = []
     token = _RECORDED.set(states)
     try:
@@ -302,20 +307,20 @@ def run_blocks(
     Args:
         blocks: blocks of the tower.
         x: tokens.
-        seams: one entry per block; None: no additions.
-        state: of these tokens.
-        causal: no token attends to a later one.
-        classes_only: only class tokens are read after the last block, so it need not compute the others.
+        seams: one entry per block, or None.
+        state: state of these tokens.
+        causal: whether a token cannot attend to later tokens.
+        classes_only: whether only class tokens are read after the last block, which then does not compute the others.
 
     Raises:
-        ValueError: if `seams` does not have one entry per block, or one acts in a block that was already passed.
+        ValueError: if `seams` does not have one entry per block, or one acts in a block before `state.start`.
     """
     if seams is not None and len(seams) != len(blocks):
-        raise ValueError(f"got seams for {len(seams)} blocks, the tower has {len(blocks)}.")
+        raise ValueError(f"got seams (hook points) for {len(seams)} blocks, but the tower has {len(blocks)}.")
     for layer, block in enumerate(blocks):
         if layer < state.start:
             if seams is not None and seams[layer] not in (None, _NO_SEAMS):
-                raise ValueError(f"a seam acts in block {layer}, but stored tokens enter at block {state.start}.")
+                raise ValueError(f"a hook acts in block {layer}, but stored tokens enter at block {state.start}.")
             continue
         state.layer = layer
         seam = None if seams is None else seams[layer]

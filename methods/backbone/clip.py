@@ -1,9 +1,9 @@
-"""A CLIP backbone: open_clip's two towers, rebuilt from blocks with seams (blocks.py). load.py loads one.
+"""A CLIP backbone: open_clip's two towers, rebuilt from blocks with hook points called seams (blocks.py).
 
-Towers of other kinds with the same seams are in openclip_towers.py.
+load.py loads a backbone. Towers of other kinds with the same seams are in openclip_towers.py.
 
-`Clip.__init__` takes an open_clip model apart once and rebuilds the same network with named hook points where a
-method may act. This module also exports the names of blocks.py that a method needs.
+`Clip.__init__` rebuilds the network of an open_clip model with the seams, where a method may act. This module also
+exports the names of blocks.py that a method needs.
 
 Shapes: B videos or captions, T frames, N tokens of one frame, L tokens of one caption, G attention
 groups (B*T frames, or B captions), D width of the tower, d width of the joint embedding, H heads.
@@ -57,19 +57,19 @@ __all__ = [
 
 
 class VisionTower(nn.Module):
-    """CLIP's ViT over the frames of a video. Other towers with the same seams: openclip_towers.py."""
+    """CLIP's ViT over the frames of a video. openclip_towers.py has other towers with the same seams."""
 
-    is_plain = True  # its parts are CLIP's: a class token, conv1, ln_pre, ln_post, proj
+    is_plain = True  # whether the tower has CLIP's parts: a class token, conv1, ln_pre, ln_post, proj
     classes = 1  # leading class tokens of a frame
-    reducers: tuple[str, ...] | None = None  # reducers that can merge its tokens; None: all
+    reducers: tuple[str, ...] | None = None  # reducers that can merge tokens of this tower; if None, all can
 
     def __init__(self, source: Any) -> None:
         super().__init__()
-        from open_clip.transformer import VisionTransformer  # seconds to import: here, where a tower is made
+        from open_clip.transformer import VisionTransformer  # slow import (seconds), deferred until a tower is built
 
         if not isinstance(source, VisionTransformer) or source.attn_pool is not None:
             raise ValueError(
-                f"the image tower is a {type(source).__name__}; only plain open_clip ViT towers have seams. "
+                f"the image tower is a {type(source).__name__}; ctvr supports only plain open_clip ViT towers. "
                 "Use a backbone such as ViT-B-32-quickgelu."
             )
         if source.pool_type != "tok" or source.final_ln_after_pool:
@@ -85,13 +85,14 @@ class VisionTower(nn.Module):
         self.width = int(self.class_embedding.shape[0])
         self.heads = int(source.transformer.resblocks[0].attn.num_heads)
         self.num_tokens = int(self.positional_embedding.shape[0])  # N, the class token included
-        self.entry = 0  # block that stored tokens enter
-        self.takes_features = False  # inputs are joint embeddings already, computed elsewhere
+        self.entry = 0  # index of the block that stored tokens enter
+        self.takes_features = False  # whether inputs are stored joint embeddings and not tokens
 
     def embed(self, frames: Tensor) -> tuple[Tensor, TokenState]:
-        """Embed frames (B, T, 3, H, W) as tokens (B*T, N, D), the class token first, after the first LayerNorm.
+        """Embed frames (B, T, 3, H, W) as tokens (B*T, N, D), the class token first, and apply `ln_pre`.
 
-        Stored tokens (B, T, N, D), as `prefix` computes them, pass unchanged and enter block `entry`.
+        Stored tokens (B, T, N, D) from `prefix` are returned unchanged; they enter block `entry`. The second result is
+        the state of the tokens.
         """
         batch, num_frames = frames.shape[:2]
         if frames.ndim == 4:
@@ -103,9 +104,9 @@ class VisionTower(nn.Module):
 
     @torch.no_grad()
     def prefix(self, frames: Tensor, blocks: int) -> Tensor:
-        """Compute the tokens that enter block `blocks` without any seam: (B, T, 3, H, W) -> (B, T, N, D).
+        """Run the first `blocks` blocks without seams: (B, T, 3, H, W) -> (B, T, N, D).
 
-        After the last block only class tokens are read, and N is 1.
+        If these are all blocks, only class tokens are kept (N = 1).
         """
         x, state = self.embed(frames)
         is_whole = blocks == len(self.blocks)
@@ -115,11 +116,11 @@ class VisionTower(nn.Module):
         return x.unflatten(0, frames.shape[:2])
 
     def read(self, x: Tensor) -> Tensor:
-        """Project class tokens x (..., D) to joint embeddings (..., d), not normalised."""
+        """Project class tokens x (..., D) to joint embeddings (..., d), not normalized."""
         return x if self.takes_features else self.ln_post(x) @ self.proj
 
     def forward(self, frames: Tensor, seams: Seams | None = None) -> Tensor:
-        """Embed each frame: (B, T, 3, H, W), or stored tokens, -> (B, T, d), not normalised."""
+        """Embed each frame: (B, T, 3, H, W), or stored tokens (B, T, N, D), -> (B, T, d), not normalized."""
         x, state = self.embed(frames)
         x = run_blocks(self.blocks, x, seams, state, causal=False, classes_only=True)
         read = self.read(x[:, : state.classes])
@@ -153,9 +154,10 @@ class TextTower(nn.Module):
         self.context_length = int(self.positional_embedding.shape[0])
 
     def embed(self, tokens: Tensor) -> tuple[Tensor, TokenState]:
-        """Embed token ids (B, L) as (B, L', D); attention is causal, pads come last.
+        """Embed token ids (B, L), whose padding is last, as (B, L', D), and return the state of the tokens.
 
-        L' is the longest caption on the CPU. On a device it is L: the caller trims captions before the transfer.
+        On the CPU, L' is the length of the longest caption. On a device it is L, because the caller trims captions
+        before the transfer.
         """
         tokens = trim_padding(tokens)
         eot = tokens.argmax(dim=-1)  # the first maximum: the end-of-text id is the largest of the vocabulary
@@ -163,24 +165,25 @@ class TextTower(nn.Module):
         return x, TokenState(len(tokens), eot=eot, protected=tokens.shape[1])
 
     def read(self, x: Tensor, state: TokenState) -> Tensor:
-        """Project tokens x (B, L', D) after all blocks to joint embeddings (B, d) of captions, not normalised."""
+        """Project tokens x (B, L', D) after all blocks to joint embeddings (B, d) of captions, not normalized."""
         return self.project(x[torch.arange(len(x), device=x.device), state.eot])
 
     def project(self, x: Tensor) -> Tensor:
-        """Project tokens x (..., D) after all blocks to joint embeddings (..., d), not normalised."""
+        """Project tokens x (..., D) after all blocks to joint embeddings (..., d), not normalized."""
         return self.ln_final(x) @ self.proj
 
     def hidden(self, tokens: Tensor, seams: Seams | None = None) -> tuple[Tensor, Tensor]:
-        """Return every token's joint embedding (B, L', d), not normalised, and the end-of-text positions (B,)."""
+        """Return every token's joint embedding (B, L', d), not normalized, and the end-of-text positions (B,)."""
         x, state = self.embed(tokens)
         x = run_blocks(self.blocks, x, seams, state, self.causal)
         assert state.eot is not None
         return self.project(x), state.eot
 
     def forward(self, tokens: Tensor, seams: Seams | None = None) -> Tensor:
-        """Embed each caption: (B, L) int64 -> (B, d), not normalised.
+        """Embed each caption: (B, L) int64 -> (B, d), not normalized.
 
-        A training step computes every token of the last block: fewer would change the random numbers of dropout.
+        A training step computes every token of the last block, because fewer would change the random numbers of
+        dropout.
         """
         x, state = self.embed(tokens)
         last, acts = self.blocks[-1], (seams[-1] if seams else None) or BlockSeams()
@@ -195,7 +198,7 @@ class TextTower(nn.Module):
 class Clip(nn.Module):
     """The pre-trained pair of towers that every method builds on."""
 
-    weight_settings: WeightSettings | None = None  # None: shipped, or UMT
+    weight_settings: WeightSettings | None = None  # None for shipped models and UMT, whose settings are fixed
 
     def __init__(
         self,
@@ -207,7 +210,17 @@ class Clip(nn.Module):
         vision: VisionTower | None = None,
         text: TextTower | None = None,
     ) -> None:
-        """Take `source`, an open_clip model, apart; `vision` and `text` replace its towers if they are not CLIP's."""
+        """Build the backbone.
+
+        Args:
+            source: an open_clip model.
+            tokenize: captions -> token ids (B, L) int64.
+            mean: (3,) means of the color channels, which are subtracted from pixels in [0, 1].
+            std: (3,) standard deviations by which the color channels are divided.
+            name: name of the architecture.
+            vision: image tower, if it is not CLIP's ViT.
+            text: text tower, if it is not CLIP's.
+        """
         super().__init__()
         self.name = name
         self.vision = vision or VisionTower(source.visual)
@@ -221,6 +234,6 @@ class Clip(nn.Module):
 
     @property
     def resize(self) -> tuple[str, str]:
-        """Return resize mode and interpolation with which frames are resized to the image size."""
+        """Return the resize mode and the interpolation for resizing frames to the image size."""
         own = self.weight_settings or WeightSettings()
         return own.resize_mode, own.interpolation

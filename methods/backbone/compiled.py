@@ -1,8 +1,8 @@
-"""`torch.compile` of blocks in which no seam acts (`compile=true`).
+"""`torch.compile` for blocks without active hook points, which are called seams (`compile=true`).
 
-LayerNorm, biases, activation and residual sums of a block are fused into fewer kernels. A block with seams runs as
-written, since its seams are code of the method. All blocks of a tower share one compiled function, which takes their
-weights as arguments. A copy of a tower keeps the setting.
+LayerNorm, biases, activation and residual sums of a block are fused into fewer kernels. A block with active seams is
+not compiled, because seams run code of the method. All blocks of a tower share one compiled function, which takes
+their weights as arguments. A copy of a tower keeps the setting.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-RECOMPILATIONS = 64  # of one function: both towers, with and without gradients, all tokens or class tokens alone
+RECOMPILATIONS = 64  # limit per function: it serves both towers, with and without gradients, all or only class tokens
 
 
 class CompileFailed(ValueError):
@@ -22,20 +22,20 @@ class CompileFailed(ValueError):
 
 
 @cache
-def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    import torch._dynamo  # seconds to import
+def _compile(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    import torch._dynamo  # slow import (seconds)
 
     torch._dynamo.config.recompile_limit = RECOMPILATIONS
     return torch.compile(function, dynamic=True)
 
 
 def run_compiled(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
-    """Return the result of a function, which is compiled at its first call.
+    """Call the compiled form of a function and return its result; the first call compiles the function.
 
     Raises:
-        CompileFailed: if torch cannot compile it.
+        CompileFailed: if torch cannot compile the function.
     """
-    compiled = _compiled(function)
+    compiled = _compile(function)
     from torch._dynamo.exc import TorchDynamoException
 
     try:
@@ -50,10 +50,10 @@ def run_compiled(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
 
 
 def compile_blocks(backbone: nn.Module, device: torch.device) -> None:
-    """Compile the blocks of a backbone that have no seams; torch must be able to compile for the device.
+    """Let the blocks of a backbone run compiled where no seam acts; a small function is compiled first as a test.
 
     Raises:
-        CompileFailed: if it cannot.
+        CompileFailed: if torch cannot compile for the device.
     """
     run_compiled(_probe, torch.ones(64, device=device))
     for module in backbone.modules():
@@ -62,7 +62,7 @@ def compile_blocks(backbone: nn.Module, device: torch.device) -> None:
 
 
 def is_compiled(tower: nn.Module) -> bool:
-    """Return whether the blocks of a tower are compiled where no seam acts."""
+    """Return whether the blocks of a tower run compiled where no seam acts."""
     return any(getattr(module, "is_compiled", False) for module in tower.modules())
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 class ConvStem(nn.Sequential):
     """Convolutions of stride 2 with ReLU in between: (G, 3, S, S) -> (G, D, S / 2^n, S / 2^n) for n convolutions.
 
-    It has the attributes of the convolution that it replaces. The count of a tower's multiplications reads `weight`,
-    so the first n - 1 convolutions are missing from it, as those of timm's stems are.
+    It has the attributes of the patch convolution that it replaces. The count of a tower's multiplications
+    (`tower_macs`) reads `weight`, so it omits the first n - 1 convolutions, as it does for stems of timm.
     """
 
     def __init__(self, channels: Sequence[int], width: int) -> None:

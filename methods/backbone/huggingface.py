@@ -1,7 +1,7 @@
-"""Maps the tensor names of transformers' CLIP and SigLIP to those of open_clip.
+"""Maps the tensor names of CLIP and SigLIP in transformers to open_clip's names.
 
-transformers keeps queries, keys and values in separate matrices, where open_clip has one. Its projections are linear
-layers, where CLIP's are matrices that multiply from the right. In open_clip SigLIP's image tower is timm's.
+transformers has separate matrices for queries, keys and values; open_clip has one. A projection is a linear layer in
+transformers, and a matrix that multiplies from the right in open_clip. open_clip takes SigLIP's image tower from timm.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ _TEXT = {
 
 
 def is_theirs(state: Mapping[str, Tensor]) -> bool:
-    """Return whether the names are those of transformers."""
+    """Return whether tensor names follow Hugging Face transformers (CLIPModel, SiglipModel)."""
     return any(name.startswith((ROOT, "text_model.")) for name in state)
 
 
 def under_open_clip_names(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the weights to those of an open_clip model.
+    """Rename tensors of transformers to the names of an open_clip model; join and reshape them to fit it.
 
     Args:
-        state: names and tensors of transformers' CLIPModel, SiglipModel or a model with the same names.
-        wanted: names of the open_clip model and its tensors; only their shapes are used.
+        state: tensors by name of transformers' CLIPModel, SiglipModel or a model with the same names.
+        wanted: state dict of the open_clip model; only names and shapes are used.
 
     Returns:
-        As `state`; an unknown name is kept.
+        Tensors by open_clip's names; an unknown name is kept.
     """
     is_timm = any(name.startswith("visual.trunk.") for name in wanted)
     before = "text." if any(name.startswith("text.") for name in wanted) else ""
@@ -72,26 +72,26 @@ def under_open_clip_names(state: Mapping[str, Tensor], wanted: Mapping[str, Tens
                 joined = f"attn.qkv.{part[2]}" if is_timms else f"attn.in_proj_{part[2]}"
                 parts.setdefault(f"{blocks}.{number}.{joined}", {})[part[1]] = value
                 continue
-            found[f"{blocks}.{number}.{_renamed(rest, _TIMM_BLOCK if is_timms else _BLOCK)}"] = value
+            found[f"{blocks}.{number}.{_rename(rest, _TIMM_BLOCK if is_timms else _BLOCK)}"] = value
         else:
-            found |= _outside(name, value, is_timm, before)
+            found |= _rename_outside_blocks(name, value, is_timm, before)
     for name, three in parts.items():
         if set(three) == set("qkv") and len({each.shape[1:] for each in three.values()}) == 1:
             found[name] = torch.cat([three[each] for each in "qkv"])
-    return {name: _as_wanted(value, wanted.get(name)) for name, value in found.items()}
+    return {name: _reshape(value, wanted.get(name)) for name, value in found.items()}
 
 
-def _outside(name: str, value: Tensor, is_timm: bool, before: str) -> dict[str, Tensor]:
-    """Rename a weight that belongs to no layer."""
+def _rename_outside_blocks(name: str, value: Tensor, is_timm: bool, before: str) -> dict[str, Tensor]:
+    """Return a tensor outside the transformer blocks under its new name, or in two parts with a name each."""
     tower, _, rest = name.partition(".")
     if tower == "vision_model" and is_timm and rest.startswith("head.attention.in_proj_"):
         kind = rest.removeprefix("head.attention.in_proj_")
         width, pool = len(value) // 3, "visual.trunk.attn_pool"
         return {f"{pool}.q.{kind}": value[:width], f"{pool}.kv.{kind}": value[width:]}
     if tower == "vision_model":
-        return {_renamed(rest, _TIMM_VISION if is_timm else _VISION, f"{tower}."): value}
+        return {_rename(rest, _TIMM_VISION if is_timm else _VISION, f"{tower}."): value}
     if tower == "text_model":
-        renamed = _renamed(rest, _TEXT)
+        renamed = _rename(rest, _TEXT)
         return {name if renamed == rest else before + renamed: value}
     if name == "visual_projection.weight":
         return {"visual.proj": value.mT}
@@ -100,15 +100,15 @@ def _outside(name: str, value: Tensor, is_timm: bool, before: str) -> dict[str, 
     return {name: value}
 
 
-def _renamed(name: str, table: Mapping[str, str], otherwise: str = "") -> str:
+def _rename(name: str, table: Mapping[str, str], otherwise: str = "") -> str:
     for theirs, ours in table.items():
         if name.startswith(theirs):
             return ours + name.removeprefix(theirs)
     return otherwise + name
 
 
-def _as_wanted(value: Tensor, wanted: Tensor | None) -> Tensor:
-    """Reshape to open_clip's tensor where only dimensions of 1 differ: (N, D) to (1, N, D)."""
+def _reshape(value: Tensor, wanted: Tensor | None) -> Tensor:
+    """Reshape a tensor to the shape of open_clip's if only dimensions of size 1 differ: (N, D) to (1, N, D)."""
     if wanted is None or [n for n in value.shape if n != 1] != [n for n in wanted.shape if n != 1]:
         return value
     return value.reshape(wanted.shape)

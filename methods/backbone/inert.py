@@ -1,8 +1,8 @@
-"""A reader of pickled checkpoints that calls only torch's builders of tensors.
+"""Reader of pickled checkpoints that calls only the functions with which torch builds tensors.
 
 A checkpoint often holds more than weights: the arguments of a training script, a numpy scalar, an optimizer, a whole
-module. Every name in the file that does not build a tensor becomes an `Inert` object, which records its parts and runs
-nothing. So reading the weights needs neither the packages nor the code that the file names.
+module. Every name in the file that does not build a tensor becomes an `Inert` object, which records its parts and does
+not run code. So reading the weights needs neither the packages nor the code that the file names.
 
 The child process of weights.py uses this reader.
 """
@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-MOST = 200_000  # limit of dictionaries, modules and tensors in a file; large checkpoints have thousands
-Place = tuple[str, ...]  # names of the dictionaries and modules that contain a tensor, and its own
+MOST = 200_000  # maximum number of dictionaries, modules and tensors in a file; large checkpoints have thousands
+Place = tuple[str, ...]  # path of a tensor: names of the dictionaries and modules that contain it, then its own name
 _ZIP = b"PK\x03\x04"
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # with which files of torch before 1.6 begin
 _BUILDERS = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter")
 _NOT_WEIGHTS = ("optim", "scheduler", "lr_sched", "scaler", "loss_scaler", "amp")  # prefixes of names that are skipped
-# A checkpoint of weights does not need these names. They would run nothing here, but the file is refused all the same
+# Weights do not need these names. A name would not run a program here, but a file with one of them is refused anyway
 _PROGRAMS = {
     "os",
     "posix",
@@ -43,7 +43,7 @@ _CALLS = {"eval", "exec", "execfile", "compile", "open", "__import__", "input", 
 
 
 class Inert:
-    """Replacement for a named object that does not build a tensor: keeps its parts and does nothing."""
+    """Replacement for a named object that does not build a tensor; it records the object's parts."""
 
     def __new__(cls, *_: Any, **__: Any) -> Inert:
         made = super().__new__(cls)
@@ -72,7 +72,7 @@ class Reader(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if module.partition(".")[0] in _PROGRAMS or (module in {"builtins", "__builtin__"} and name in _CALLS):
-            raise pickle.UnpicklingError(f"it names the program {module}.{name}; do not use this file")
+            raise pickle.UnpicklingError(f"it refers to the program {module}.{name}; do not use this file")
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
         if (module, name) in {("builtins", "set"), ("__builtin__", "set")}:
@@ -80,38 +80,41 @@ class Reader(pickle.Unpickler):
         if module == "torch._utils" and name in _BUILDERS:
             return getattr(torch._utils, name)
         if module == "torch._utils" and name == "_rebuild_parameter_with_state":
-            return _parameter
+            return _build_parameter
         if module == "torch._tensor" and name == "_rebuild_from_type_v2":
-            return _of_type
+            return _build_from_type
         found = getattr(torch, name, None) if module == "torch" else None
         is_plain = isinstance(found, torch.dtype) or found is torch.Size
         is_storage = name.endswith("Storage") and isinstance(found, type)
         return found if is_plain or is_storage else Inert
 
 
-def _parameter(data: Any, requires_grad: bool, hooks: Any, _: Any) -> Any:
+def _build_parameter(data: Any, requires_grad: bool, hooks: Any, _: Any) -> Any:
     return torch._utils._rebuild_parameter(data, requires_grad, hooks)
 
 
-def _of_type(build: Any, _: Any, arguments: Any, __: Any) -> Any:
+def _build_from_type(build: Any, _: Any, arguments: Any, __: Any) -> Any:
     return build(*arguments)
 
 
 def read(content: bytes) -> dict[str, torch.Tensor]:
-    """Read the tensors of a torch.save or torch.jit.save file, of dictionaries and whole modules, by dotted names.
+    """Return the tensors of a torch.save or torch.jit.save file by their dotted names.
 
-    A single tensor has an empty name.
+    The tensors may be in nested dictionaries and in pickled modules. The name of a single tensor is empty.
+
+    Args:
+        content: bytes of the file.
 
     Raises:
         Exception: any exception that pickle, zipfile and torch raise for a damaged file.
-        ValueError: for a file without a tensor, or with two of one name.
+        ValueError: for a file without a tensor, with two tensors of one name, or with more than `MOST` objects.
     """
-    found = _archive(content) if content[:4] == _ZIP else _before_archives(content)
+    found = _read_archive(content) if content[:4] == _ZIP else _read_legacy(content)
     if isinstance(found, torch.Tensor):
         return {"": found}
     tensors: dict[Place, torch.Tensor] = {}
     names: dict[str, torch.Tensor] = {}
-    for number, (place, value) in enumerate(_flattened(found, (), ())):
+    for number, (place, value) in enumerate(_flatten(found, (), ())):
         if number > MOST:
             raise ValueError(f"it holds more than {MOST} objects")
         if value is None:
@@ -127,8 +130,16 @@ def read(content: bytes) -> dict[str, torch.Tensor]:
     return {".".join(place): value for place, value in tensors.items()}
 
 
-def _flattened(found: Any, place: Place, around: tuple[int, ...]) -> Iterator[tuple[Place, torch.Tensor | None]]:
-    """Yield places and tensors of the read object, except optimizers and the like; None for each visited object."""
+def _flatten(found: Any, place: Place, around: tuple[int, ...]) -> Iterator[tuple[Place, torch.Tensor | None]]:
+    """Yield the path and None for each dictionary and module, and the path and the tensor for each tensor.
+
+    Optimizers, schedulers and gradient scalers are skipped.
+
+    Args:
+        found: the unpickled object, or a part of it.
+        place: path of `found`.
+        around: ids of the objects that contain `found`, which are not visited again.
+    """
     yield place, None
     around = (*around, id(found))
     for name, value in _parts(found):
@@ -136,14 +147,14 @@ def _flattened(found: Any, place: Place, around: tuple[int, ...]) -> Iterator[tu
             yield (*place, name), value
         is_open = isinstance(value, Mapping | Inert) and id(value) not in around
         if is_open and (place or not name.startswith(_NOT_WEIGHTS)):
-            yield from _flattened(value, (*place, name), around)
+            yield from _flatten(value, (*place, name), around)
 
 
 def _parts(found: Any) -> Iterator[tuple[str, Any]]:
     """Yield the named parts of a dictionary, a whole module or a scripted module."""
     state = found.state if isinstance(found, Inert) else found
     if isinstance(state, tuple) and state and isinstance(state[0], Mapping):
-        state = state[0]  # attributes, and those of slots
+        state = state[0]  # the attributes in `__dict__`; state[1] has the slots
     if isinstance(found, Inert) and isinstance(state, Mapping) and isinstance(state.get("_modules"), Mapping):
         passing = state.get("_non_persistent_buffers_set")
         passing = passing if isinstance(passing, set) else set()
@@ -158,8 +169,8 @@ def _parts(found: Any) -> Iterator[tuple[str, Any]]:
         yield from ((str(name), value) for name, value in found.entries.items())
 
 
-def _archive(content: bytes) -> Any:
-    """Unpickle the data of an archive. The code in a TorchScript archive is not read."""
+def _read_archive(content: bytes) -> Any:
+    """Unpickle the data of a zip archive. The code in a TorchScript archive is not read."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         names = archive.namelist()
         described = next((name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")), None)
@@ -175,7 +186,7 @@ def _archive(content: bytes) -> Any:
             if key not in storages:
                 raw = torch.frombuffer(bytearray(archive.read(f"{root}data/{key}")) or bytearray(1), dtype=torch.uint8)
                 storages[key] = raw.untyped_storage()
-            return _typed(storages[key], _dtype_of(kind))
+            return _make_typed(storages[key], _dtype_of(kind))
 
         reader = Reader(io.BytesIO(archive.read(described)))
         reader.persistent_load = load  # type: ignore[method-assign]
@@ -183,17 +194,17 @@ def _archive(content: bytes) -> Any:
 
 
 def _dtype_of(kind: Any) -> torch.dtype:
-    """Return the dtype of a storage; its public attribute emits a deprecation warning."""
+    """Return the dtype of a storage class from its private attribute; the public one emits a deprecation warning."""
     found: torch.dtype = getattr(kind, "_dtype", torch.uint8)
     return found
 
 
-def _typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.storage.TypedStorage:
+def _make_typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.storage.TypedStorage:
     return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
-def _before_archives(content: bytes) -> Any:
-    """Unpickle a file of torch before 1.6: the number of the format, the object, names of storages, their bytes."""
+def _read_legacy(content: bytes) -> Any:
+    """Unpickle a file of torch before 1.6: version of the format, the object, names of its storages, their bytes."""
     file = io.BytesIO(content)
     try:
         is_torch = Reader(file).load() == _MAGIC and Reader(file).load() == _PROTOCOL
@@ -215,7 +226,7 @@ def _before_archives(content: bytes) -> Any:
             storages[key] = torch.UntypedStorage(count * dtype.itemsize), dtype
         whole, _ = storages[key]
         start, end = (0, count) if view is None else (view[1], view[1] + view[2])
-        return _typed(whole if view is None else whole[start * dtype.itemsize : end * dtype.itemsize], dtype)
+        return _make_typed(whole if view is None else whole[start * dtype.itemsize : end * dtype.itemsize], dtype)
 
     reader = Reader(file)
     reader.persistent_load = load  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Loads a backbone: the shipped tiny CLIP, an open_clip architecture, weights by tag, from a file or at random."""
+"""Loads a backbone: a shipped tiny CLIP, UMT or an open_clip architecture, with pre-trained or random weights."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from ctvr.methods.backbone.architectures import IMPORTED, SHIPPED, UMT, VECTORS
 from ctvr.methods.backbone.checkpoint import ENDINGS, files_of, fitted, read_checkpoint
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.conv_stem import ConvStem
+from ctvr.methods.backbone.hub import fetch, fetch_weights, offline
 from ctvr.methods.backbone.openclip_towers import EndMarked, WholeText, text_of, vision_of
 from ctvr.methods.backbone.umt_load import load_umt
 from ctvr.methods.backbone.vectors import CaptionTable, Vectors
@@ -27,7 +30,10 @@ from ctvr.methods.backbone.weight_settings import WeightSettings, weight_setting
 from ctvr.methods.settings import SettingError
 from ctvr.methods.user_paths import expand_path
 
-VERSION: str = importlib.metadata.version("open_clip_torch")  # of the library that defines the towers
+WITHOUT_NETWORK = (
+    "On a machine with a network, run `ctvr cache weights {} {}`; copy its folder here, and set <weights>=FOLDER."
+)
+VERSION: str = importlib.metadata.version("open_clip_torch")  # version of the library that defines the towers
 
 
 def load_backbone(
@@ -42,16 +48,16 @@ def load_backbone(
     """Load an open_clip model as a backbone.
 
     Args:
-        name: `tiny-clip` or `tiny-clip-stem` (shipped with this package), `UMT-B-16`, `UMT-L-16`, `vectors` (only its
-            depth is known) or an open_clip architecture such as `ViT-B-32-quickgelu`. OpenAI's weights need the
+        name: `tiny-clip` or `tiny-clip-stem` (shipped with this package), `UMT-B-16`, `UMT-L-16`, `vectors` (a
+            placeholder of width 1) or an open_clip architecture such as `ViT-B-32-quickgelu`. OpenAI's weights need the
             quickgelu variants.
-        weights: `shipped` (those two only), an open_clip tag such as `openai` (downloaded by
-            open_clip), a local file (.safetensors, .pt) or folder of Hugging Face's form, or `random`.
+        weights: `shipped` (only for a shipped model), an open_clip tag such as `openai` (downloaded by open_clip), a
+            local file (.safetensors, .pt), a folder in Hugging Face's layout, or `random`.
         seed: seed of `random` weights.
-        sha256: digest of the local file; required for a pickle (anything but .safetensors).
+        sha256: SHA-256 of the local file; required for a pickle (any file except .safetensors).
         vocabulary: BERT's vocab.txt, a file; UMT requires it, the others refuse it.
         chosen: settings of a local file that only the user can state, see `weight_settings`.
-        saved: settings of the weights of a saved model, which replace the `random` ones later.
+        saved: settings of a saved model's weights, which the caller loads later; used instead of those of `weights`.
 
     Raises:
         ValueError: for an unknown name or tag, a file that does not fit the architecture, or a pickle whose digest
@@ -84,14 +90,14 @@ def load_backbone(
 def find_weight_settings(
     name: str, weights: str, chosen: Mapping[str, Any] | None = None, group: str = "backbone"
 ) -> WeightSettings | None:
-    """Return the settings of weights (`weight_settings`); None for shipped architectures and UMT, whose are fixed.
+    """Return the settings of weights (`weight_settings`); None for shipped models, UMT and `vectors`.
 
     Raises:
-        ValueError: as in `weight_settings`, and for `chosen` of such an architecture.
+        ValueError: see `weight_settings`; also if `chosen` is given for a backbone whose settings are fixed.
     """
     if name in SHIPPED or name in UMT or name == VECTORS:
         if chosen:
-            raise ValueError(f"{next(iter(chosen))}: {name} has a fixed one. Omit it.")
+            raise ValueError(f"{next(iter(chosen))}: {name} has a fixed value of this setting. Omit it.")
         return None
     return weight_settings(name, weights, expand_path(weights) if is_path(weights) else None, chosen, group)
 
@@ -106,7 +112,7 @@ def check_backbone(
 ) -> None:
     """Refuse a name, tag or missing file before anything is built.
 
-    Arguments as in `load_backbone`; `group` as in `weight_settings`.
+    See `load_backbone` for the arguments, and `weight_settings` for `group`.
 
     Raises:
         ValueError: for an unknown name or tag, or an argument that does not apply.
@@ -115,7 +121,9 @@ def check_backbone(
     if sha256 and not is_path(weights):
         raise SettingError(f"<sha256> applies to a file, and <weights>={weights!r} is not a file", "Leave it out.")
     if vocabulary and name not in UMT:
-        raise SettingError(f"<vocabulary>={vocabulary!r} is UMT's; {name} has its own tokenizer", "Leave it out.")
+        raise SettingError(
+            f"<vocabulary>={vocabulary!r} applies to UMT only; {name} has its own tokenizer", "Leave it out."
+        )
     if name == VECTORS:
         known, others = [IMPORTED], IMPORTED
     elif name in SHIPPED or name in UMT:
@@ -123,27 +131,31 @@ def check_backbone(
             (["shipped"], "shipped, random or a file") if name in SHIPPED else ([], "its authors' file, or random")
         )
     else:
-        known = _tags(name)
+        known = tags_of(name)
         others = f"random, a file, or one of: {', '.join(known) or 'none'}"
     if "://" in weights:
-        raise SettingError(f"<weights>={weights!r} is an address", "Fetch the file, and give its path.")
+        raise SettingError(f"<weights>={weights!r} is an address", "Fetch the file, and set <weights> to its path.")
     if is_path(weights):
         files_of(expand_path(weights))
     elif weights not in ("random", *known):
-        raise ValueError(f"{name} has no weights called {weights!r}. Write {others}.")
+        raise ValueError(f"{name} does not have weights called {weights!r}. Use {others}.")
     find_weight_settings(name, weights, chosen, group)
 
 
-def _tags(name: str) -> list[str]:
-    """Return open_clip's tags of weights for an architecture."""
-    import open_clip  # takes seconds: commands that train nothing load no tower
+def tags_of(name: str) -> list[str]:
+    """Return open_clip's tags of weights for an architecture.
+
+    Raises:
+        SettingError: for an unknown architecture, with the closest name.
+    """
+    import open_clip  # slow import (seconds), deferred until a backbone is checked
 
     if name not in (models := open_clip.list_models()):
         close = _closest(name, [*SHIPPED, *UMT, *models])
         hint = f"Did you mean {close}? " if close else ""
         raise SettingError(
             f"no backbone called {name!r}",
-            f"{hint}Write {', '.join((*SHIPPED, *UMT))} or one of open_clip.list_models().",
+            f"{hint}Use {', '.join((*SHIPPED, *UMT))} or one of open_clip.list_models().",
             f"<name>={close}" if close else "",
         )
     return list(open_clip.list_pretrained_tags_by_model(name))
@@ -152,7 +164,7 @@ def _tags(name: str) -> list[str]:
 def describe_architecture(name: str) -> dict[str, Any]:
     """Return open_clip's configuration of an architecture; empty for an unknown name.
 
-    It includes the versions of the libraries that define a tower which open_clip does not.
+    It includes the version of timm or transformers if that library defines a tower.
     """
     import open_clip
 
@@ -166,7 +178,10 @@ def describe_architecture(name: str) -> dict[str, Any]:
 
 
 def _closest(name: str, known: Sequence[str]) -> str:
-    """Return the closest known architecture, also for a name as Hugging Face writes it; else an empty string."""
+    """Return the known architecture with the closest name, or "" if none is close.
+
+    The given name may be one of Hugging Face's, such as openai/clip-vit-base-patch32.
+    """
     plain = re.sub(r"^[\w.-]+/(?=[a-z])", "", name.lower()).replace("/", "-").replace("_", "-").replace("patch", "")
     for long, short in (("base", "b"), ("large", "l"), ("huge", "h"), ("clip-vit", "vit")):
         plain = re.sub(rf"\b{long}\b", short, plain)
@@ -184,7 +199,7 @@ def _closest(name: str, known: Sequence[str]) -> str:
 def _tiny_clip(
     name: str, weights: str, seed: int, sha256: str
 ) -> tuple[nn.Module, Callable[[list[str]], Tensor], list[float], list[float]]:
-    from open_clip import CLIP  # takes seconds: commands that train nothing load no tower
+    from open_clip import CLIP  # slow import (seconds), deferred until a tower is built
     from open_clip.tokenizer import SimpleTokenizer
 
     folder = SHIPPED[name]
@@ -226,21 +241,18 @@ def _open_clip(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            source = open_clip.create_model(
-                name,
-                pretrained=weights if is_tag else None,
-                force_quick_gelu=own.activation == "quick_gelu",
-                force_context_length=length,
-            )
+            if is_tag:
+                fetch_weights(name, weights, WITHOUT_NETWORK.format(name, weights))
+            is_cached = "hf_model_name" not in describe_architecture(name).get("text_cfg", {})
+            with offline() if is_tag and is_cached else nullcontext():
+                source = open_clip.create_model(
+                    name,
+                    pretrained=weights if is_tag else None,
+                    force_quick_gelu=own.activation == "quick_gelu",
+                    force_context_length=length,
+                )
         except ModuleNotFoundError as error:
             raise ValueError(f"{name} needs the package {error.name}: pip install {error.name}") from error
-        except (OSError, RuntimeError) as error:
-            if not is_tag:
-                raise
-            reason = str(error).splitlines()[0]
-            raise ValueError(
-                f"the weights {weights!r} of {name} could not be fetched ({reason}). Give a local file instead."
-            ) from error
     if is_path(weights):
         _load_weights(source, expand_path(weights), sha256, name)
     return source, _tokenizer(name, length)
@@ -249,20 +261,18 @@ def _open_clip(
 def _tokenizer(name: str, length: int | None = None) -> Callable[[list[str]], Tensor]:
     import open_clip
 
+    is_of_hub = "hf_tokenizer_name" in describe_architecture(name).get("text_cfg", {})
+    remedy = "Run this command once on a machine with a network, and copy $HF_HOME (or ~/.cache/huggingface)."
+    make = partial(open_clip.get_tokenizer, name, context_length=length)
     try:
-        found: Callable[[list[str]], Tensor] = open_clip.get_tokenizer(name, context_length=length)
+        found: Callable[[list[str]], Tensor] = fetch(make, f"the tokenizer of {name}", remedy) if is_of_hub else make()
     except ImportError as error:
         raise ValueError(f"the tokenizer of {name} needs the package transformers: pip install transformers") from error
-    except (OSError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
-        raise ValueError(
-            f"the tokenizer of {name} could not be fetched ({reason}). Fetch it once with a network."
-        ) from error
     return found
 
 
 def are_here(name: str, weights: str) -> bool:
-    """Return whether `load_backbone` would find these weights on this machine; nothing is downloaded."""
+    """Return whether these weights are on this machine, so that `load_backbone` would not download them."""
     if weights in {"shipped", "random"}:
         return True
     if is_path(weights):
@@ -279,10 +289,10 @@ def are_here(name: str, weights: str) -> bool:
 
 
 def is_path(weights: str) -> bool:
-    """Return whether the setting is a file or a folder, not a tag of open_clip."""
+    """Return whether the setting `backbone.weights` is the path of a file or folder and not a tag of open_clip."""
     return "/" in weights or ENDINGS.search(weights) is not None
 
 
 def _load_weights(source: nn.Module, file: Path, sha256: str = "", name: str = "") -> None:
-    """Read a checkpoint into an open_clip model."""
+    """Load the weights of a checkpoint into an open_clip model."""
     source.load_state_dict(fitted(read_checkpoint(file, sha256), source.state_dict(), file, name))

@@ -1,8 +1,8 @@
-"""Merges additions to a projection into its frozen weights.
+"""Merges linear additions to a projection, such as LoRA, into the projection's frozen weights.
 
-An addition of the form matrix times tokens, such as LoRA, costs two thin products and a pass over q, k and v in every
-block. While nothing trains, for example when a gallery or captions are encoded, the matrix is added to the weights once
-instead: (W + B A) x = W x + B (A x), equal except for rounding.
+A separate LoRA costs two low-rank products and a pass over q, k and v in every block. While the model is not trained,
+for example when a gallery or captions are encoded, the matrix is added to the weights once instead. The results
+(W + B A) x and W x + B (A x) are equal except for rounding.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-Fold = Callable[[], Tensor]  # computes the added matrix, in the weights' shape; bound to its factors
+Fold = Callable[[], Tensor]  # computes the added matrix, in the shape of the weights, from its factors
 MergeCache = dict[
     tuple[Fold, int], tuple[Tensor, Tensor]
-]  # key: matrix and id(weights); value: the weights, and the merged weights
+]  # key: the function and id(weights); value: the weights, and the merged weights
 _KEPT: ContextVar[MergeCache | None] = ContextVar("kept", default=None)
 
 
 class Foldable(Protocol):
-    """The seams of a block (blocks.py), whose `fold` is equivalent to `qkv`, `q`, `k` and `v`."""
+    """Hook points (seams) of a block (blocks.py), whose `fold` computes the matrix equivalent to qkv, q, k and v."""
 
     @property
     def fold(self) -> Fold | None: ...
@@ -35,10 +35,10 @@ Seams = TypeVar("Seams", bound=Foldable)
 
 @contextmanager
 def merged_weights(kept: MergeCache | None = None) -> Iterator[None]:
-    """Declare that no weight changes inside, in this thread; merged weights are cached until the end.
+    """Context manager: declare that weights do not change in this thread, so that merged weights are cached.
 
     Args:
-        kept: cache to reuse over several such phases; None: nothing is kept after the end.
+        kept: cache that the caller reuses in several such contexts; if None, the cache is dropped at the end.
     """
     outer = _KEPT.get()
     token = _KEPT.set(kept if kept is not None else {} if outer is None else outer)
@@ -49,10 +49,10 @@ def merged_weights(kept: MergeCache | None = None) -> Iterator[None]:
 
 
 def merge(weights: Tensor, seams: Seams) -> tuple[Tensor, Seams]:
-    """Return the weights (3D, D) of q, k and v with the seams' addition merged, and the seams without it.
+    """Return the weights (3D, D) of q, k and v with the addition of the seams merged, and the seams without it.
 
-    Both stay unchanged where weights may change or merging is not equivalent: gradients need the factors, and in
-    bfloat16 a small addition is lost in large weights.
+    Both are returned unchanged outside `merged_weights`, with gradients, which need the factors, and in other
+    precisions than float32. In bfloat16, rounding would remove a small addition to large weights.
     """
     fold = seams.fold
     if fold is None or (kept := _KEPT.get()) is None or torch.is_grad_enabled() or weights.dtype != torch.float32:

@@ -1,9 +1,9 @@
-"""open_clip towers that are not CLIP's, with the same seams: timm's ViTs and Evas, and other text towers.
+"""Towers of open_clip that differ from CLIP's, with the same hook points (seams): timm's ViT and Eva, and text towers.
 
 timm's ViT (SigLIP, MobileCLIP2-B and L) and Eva (PE-Core, EVA02: rotary positions) are rebuilt from the blocks of
-blocks.py; before and after them timm's own modules are used. They may pool by attention or by the mean, and may lack a
-class token, so methods use only `forward` and seams of them (`Capabilities.backbone_agnostic`).
-With its seams off a tower is equal to open_clip's own (tests/methods/backbone/test_openclip_towers.py).
+blocks.py; before and after the blocks, timm's own modules are used. The towers may pool by attention or by the mean,
+and may lack a class token, so methods use only `forward` and seams of them (`Capabilities.backbone_agnostic`).
+Without seams, a tower computes the features of open_clip's tower (tests/methods/backbone/test_openclip_towers.py).
 
 Shapes: B videos or captions, T frames, N tokens of one frame, L tokens of one caption, D width, d joint embedding.
 """
@@ -27,14 +27,18 @@ def vision_of(source: Any, name: str) -> VisionTower:
     """Rebuild the image tower of an open_clip model.
 
     Raises:
-        ValueError: for a network without such blocks.
+        ValueError: for a network that cannot be rebuilt from the blocks of blocks.py.
     """
     visual = source.visual
     return TimmVision(visual, name) if type(visual).__name__ == "TimmModel" else VisionTower(visual)
 
 
 def text_of(source: Any) -> TextTower:
-    """Rebuild the text tower of an open_clip model."""
+    """Rebuild the text tower of an open_clip model.
+
+    Raises:
+        ValueError: for a network that cannot be rebuilt from the blocks of blocks.py.
+    """
     text = source.text if hasattr(source, "text") else source
     is_plain = _pool_of(text) in {"argmax", ""} and text.attn_mask is not None
     return TextTower(text) if is_plain else WholeText(text)
@@ -51,24 +55,26 @@ class TimmVision(VisionTower):
     reducers = ("none",)
 
     def __init__(self, source: Any, name: str = "") -> None:
-        """Take a TimmModel apart.
+        """Build the tower from the modules of a TimmModel.
 
         Raises:
-            ValueError: for networks without plain pre-norm blocks (convolutions, norms after the blocks, normalised q
+            ValueError: for networks without plain pre-norm blocks (convolutions, norms after the blocks, normalized q
                 and k, gates).
         """
         nn.Module.__init__(self)
         trunk: Any = source.trunk
         _check(trunk, name)
-        self.blocks = nn.ModuleList(Block(_as_open_clip(block, name)) for block in trunk.blocks)
+        self.blocks = nn.ModuleList(Block(_to_open_clip(block, name)) for block in trunk.blocks)
         self.rotates_half = bool(getattr(trunk.blocks[0].attn, "rotate_half", False))
         self.width, self.heads = int(trunk.embed_dim), int(trunk.blocks[0].attn.num_heads)
         self.classes = int(trunk.num_prefix_tokens)
         if self.classes > 1:
-            raise ValueError(f"the image tower of {name} has {self.classes} leading tokens, not one. {_PLAIN}")
+            raise ValueError(
+                f"the image tower of {name} has {self.classes} leading tokens, of which ctvr supports one. {_PLAIN}"
+            )
         self.num_tokens = self.classes + int(trunk.patch_embed.num_patches)  # N
         convolutions = [each for each in trunk.patch_embed.modules() if isinstance(each, nn.Conv2d)]
-        self.conv1 = convolutions[-1]  # a stem has others before it, which `tower_macs` does not count
+        self.conv1 = convolutions[-1]  # a stem has further convolutions before it, which `tower_macs` does not count
         self.rope: nn.Module | None = getattr(trunk, "rope", None)
         trunk.blocks = nn.Identity()
         self.trunk, self.head = trunk, source.head
@@ -77,7 +83,7 @@ class TimmVision(VisionTower):
         self.entry, self.takes_features = 0, False
 
     def train(self, mode: bool = True) -> TimmVision:
-        """Keep timm's own modules in evaluation mode: the batch norms of MobileCLIP2-B's stem would drift."""
+        """Set the mode of the blocks only; batch-norm statistics of MobileCLIP2-B's stem would change in training."""
         super().train(mode)
         self.trunk.eval()
         return self
@@ -94,8 +100,9 @@ class TimmVision(VisionTower):
         return trunk.norm_pre(x), record(state)
 
     def _rotation(self) -> Callable[[Tensor], Tensor] | None:
-        """Return the rotation of a frame's patches by rotary positions (arXiv:2104.09864): q or k (G, H, N, D/H) ->
-        same shape.
+        """Return a function that applies rotary positions (arXiv:2104.09864) to patches; None if the tower has none.
+
+        The function maps q or k (G, H, N, D/H) to the same shape, and leaves class tokens unchanged.
         """
         if self.rope is None:
             return None
@@ -113,13 +120,16 @@ class TimmVision(VisionTower):
 
     @torch.no_grad()
     def prefix(self, frames: Tensor, blocks: int) -> Tensor:
-        """Compute tokens as CLIP's tower does, but keep all N tokens after the last block, too."""
+        """Run the first `blocks` blocks without seams: (B, T, 3, H, W) -> (B, T, N, D).
+
+        Unlike in CLIP's tower, all N tokens are kept after the last block, too.
+        """
         x, state = self.embed(frames)
         return run_blocks(self.blocks[:blocks], x, None, state, causal=False).unflatten(0, frames.shape[:2])
 
     def read(self, x: Tensor) -> Tensor:
         raise ValueError(
-            "a timm tower pools tokens by itself: a method must call it as a whole (Capabilities.backbone_agnostic)."
+            "a timm tower pools tokens by itself, so a method must call it as a whole (Capabilities.backbone_agnostic)."
         )
 
     def _pooled(self, x: Tensor) -> Tensor:
@@ -128,7 +138,7 @@ class TimmVision(VisionTower):
         return found
 
     def forward(self, frames: Tensor, seams: Seams | None = None) -> Tensor:
-        """Embed each frame: (B, T, 3, H, W), or stored tokens, -> (B, T, d), not normalised."""
+        """Embed each frame: (B, T, 3, H, W), or stored tokens (B, T, N, D), -> (B, T, d), not normalized."""
         x, state = self.embed(frames)
         x = run_blocks(self.blocks, x, seams, state, causal=False)
         x = x[:, 0] if self.takes_features else self._pooled(x)
@@ -142,13 +152,15 @@ def _check(trunk: Any, name: str) -> None:
     kind = type(trunk)
     stems = {"PatchEmbed", "HybridEmbed"}
     if kind not in (VisionTransformer, Eva) or type(trunk.patch_embed).__name__ not in stems:
-        raise ValueError(f"the image tower of {name} is timm's {kind.__name__}, which has no seams. {_PLAIN}")
+        raise ValueError(
+            f"the image tower of {name} is timm's {kind.__name__}, in whose blocks methods cannot act. {_PLAIN}"
+        )
     if getattr(trunk, "rope_mixed", False):
-        raise ValueError(f"the image tower of {name} has positions of each block. {_PLAIN}")
+        raise ValueError(f"the image tower of {name} has its own rotary positions in each block. {_PLAIN}")
 
 
-def _as_open_clip(block: Any, name: str) -> SimpleNamespace:
-    """Present a timm block under open_clip's names, without the stochastic depth that MobileCLIP2-L-14 trained with."""
+def _to_open_clip(block: Any, name: str) -> SimpleNamespace:
+    """Return the parts of a timm block under open_clip's names, without MobileCLIP2-L-14's stochastic depth."""
     a = block.attn
     kinds = (type(block).__name__, type(a).__name__)
     is_plain = kinds in {("Block", "Attention"), ("EvaBlock", "EvaAttention"), ("EvaBlock", "AttentionRope")}
@@ -172,7 +184,10 @@ def _as_open_clip(block: Any, name: str) -> SimpleNamespace:
 
 
 def _projections(a: Any) -> tuple[Tensor, Tensor]:
-    """Join weights (3D, D) and biases (3D,) of q, k, v; a bias that timm's attention lacks is zero (EVA: that of k)."""
+    """Return the joined weights (3D, D) and biases (3D,) of q, k, v.
+
+    A bias that timm's attention lacks, such as the key bias of EVA, is zero.
+    """
     if a.qkv is not None:
         weight, bias = a.qkv.weight, a.qkv.bias
         if bias is None and getattr(a, "q_bias", None) is not None:
@@ -186,7 +201,7 @@ def _projections(a: Any) -> tuple[Tensor, Tensor]:
 
 
 class _Scale(nn.Module):
-    """A learned factor for each channel: (., D) -> (., D)."""
+    """A learned factor for each channel: (..., D) -> (..., D)."""
 
     def __init__(self, gamma: nn.Parameter) -> None:
         super().__init__()
@@ -201,11 +216,11 @@ class _Scale(nn.Module):
 
 
 class WholeText(TextTower):
-    """A text tower that reads every position, pads included: not causal, or pooled at another position than CLIP's.
+    """A text tower that reads all positions, padding included: not causal, or pooled at another position than CLIP's.
 
-    `last`: the last of all positions (SigLIP); `eos`: the first end token, whose id is not the largest (MetaCLIP 2);
-    `argmax`: the largest id, as in CLIP, but without a causal mask (MobileCLIP2-L-14).
-    Input tokens have the common format of all towers (see `EndMarked`); they are converted back to its tokenizer's ids.
+    It pools at one of three positions. `last`: the last of all positions (SigLIP); `eos`: the first end token, whose id
+    is not the largest (MetaCLIP 2); `argmax`: the largest id, as in CLIP, but without a causal mask (MobileCLIP2-L-14).
+    Input tokens have the common format of all towers (see `EndMarked`); `embed` converts them to ids of the tokenizer.
     """
 
     def __init__(self, source: Any) -> None:
@@ -214,7 +229,8 @@ class WholeText(TextTower):
         changed = getattr(source, "cls_emb", None) is not None or getattr(source, "use_pad_mask", False)
         if changed or source.text_projection is None or self.pool not in {"last", "eos", "argmax"}:
             raise ValueError(
-                f"the text tower has a class token, masked pads, no projection, or pools by {self.pool}. {_PLAIN}"
+                f"the text tower has a class token or masked padding, lacks a projection, or pools by {self.pool}. "
+                f"{_PLAIN}"
             )
         self.eos = int(getattr(source, "text_eos_id", getattr(source, "eos_id", -1)))
         self.token_embedding, self.ln_final = source.token_embedding, source.ln_final
@@ -224,10 +240,10 @@ class WholeText(TextTower):
         self.causal = source.attn_mask is not None
         self.heads = int(source.transformer.resblocks[0].attn.num_heads)
         self.context_length, self.width = map(int, self.positional_embedding.shape)
-        self.pad = 0  # pad id of its tokenizer
+        self.pad = 0  # padding id of the tokenizer
 
     def embed(self, tokens: Tensor) -> tuple[Tensor, TokenState]:
-        """Embed marked ids (B, L') as (B, L, D) over all L positions."""
+        """Embed ids (B, L') with an end mark as (B, L, D), all L positions, and return the state of the tokens."""
         length = tokens.argmax(dim=1)  # (B,) position of the end mark
         places = torch.arange(self.context_length, device=tokens.device)
         wide = nn.functional.pad(tokens, (0, max(0, self.context_length - tokens.shape[1])))
@@ -245,9 +261,9 @@ class WholeText(TextTower):
 
 
 class EndMarked:
-    """A tokenizer that raises all ids by one and ends each caption with the largest id, followed by zeros: (N, L + 1).
+    """A tokenizer that adds 1 to all ids and ends each caption with the largest id, followed by zeros: (N, L + 1).
 
-    Code that reads captions relies on this format, whatever ids the tokenizer uses for ends and pads.
+    Code that reads captions relies on this format, whichever ids the inner tokenizer uses for end and padding.
     """
 
     def __init__(self, tokenize: Callable[[list[str]], Tensor], text: WholeText) -> None:

@@ -1,4 +1,4 @@
-"""CLIP's activation."""
+"""QuickGELU, the activation function of OpenAI's CLIP."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ STEEPNESS = 1.702
 
 
 class QuickGELU(nn.Module):
-    """x sigmoid(1.702 x), bit for bit as silu(1.702 x) / 1.702, which keeps one tensor and allocates no others.
+    """x sigmoid(1.702 x), computed as silu(1.702 x) / 1.702; the graph stores one tensor, 1.702 x.
 
-    The tensors of an MLP's width are the largest of a step. To allocate one costs more than to compute it, since the
-    system maps its pages one by one. Plain autograd would allocate three of them in the backward pass.
+    Tensors of an MLP's hidden width are the largest of a training step. Allocating one takes longer than computing it,
+    because the system maps its pages one by one. The backward pass allocates one; plain autograd would allocate three.
     """
 
     def forward(self, x: Tensor) -> Tensor:

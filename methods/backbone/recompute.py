@@ -1,4 +1,4 @@
-"""Activation checkpointing: whether it is active, and whether a pass of a block is its second one."""
+"""Activation checkpointing: switches it on, and marks a forward pass that recomputes a block."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ _AGAIN: ContextVar[bool] = ContextVar("again", default=False)
 
 @contextmanager
 def checkpointing(is_on: bool = True) -> Iterator[None]:
-    """Activate checkpointing (arXiv:1604.06174): the graph stores only the input of each block.
+    """Context manager: activate checkpointing (arXiv:1604.06174), so the graph stores only the input of each block.
 
-    The backward pass computes each block again, with the same random numbers, precision and token state, so that
-    losses and gradients are the same bit for bit. It costs one more forward pass of the trained blocks.
+    The backward pass computes each block again, with the same random numbers, precision and token state. Losses and
+    gradients are bit-identical to a run without checkpointing. It costs one more forward pass of the trained blocks.
+
+    Args:
+        is_on: whether checkpointing is active inside.
     """
     token = _CHECKPOINTS.set(is_on)
     try:
@@ -25,13 +28,13 @@ def checkpointing(is_on: bool = True) -> Iterator[None]:
 
 
 def is_checkpointing() -> bool:
-    """Return whether activations of blocks are computed again instead of kept."""
+    """Return whether the backward pass computes activations of blocks again, so they are not stored."""
     return _CHECKPOINTS.get()
 
 
 @contextmanager
 def recomputing() -> Iterator[None]:
-    """Mark a second forward pass of the same tokens within one step."""
+    """Context manager: mark the enclosed forward pass as one that recomputes the activations of a block."""
     token = _AGAIN.set(True)
     try:
         yield
@@ -40,5 +43,5 @@ def recomputing() -> Iterator[None]:
 
 
 def is_recomputing() -> bool:
-    """Return whether this is a second pass of the same tokens in a step, which a seam must not count twice."""
+    """Return whether the current forward pass recomputes a block, so that a hook (seam) must not count its tokens."""
     return _AGAIN.get()

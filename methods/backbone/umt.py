@@ -1,14 +1,14 @@
-"""UMT's image tower, with CLIP's seams: a ViT in which all patches of a video attend to one another.
+"""UMT, a video ViT and a BERT in place of CLIP's towers, with the same hook points (seams) in the ViT's blocks.
 
-Li et al., "Unmasked Teacher: Towards Training-Efficient Video Foundation Models", arXiv:2303.16058, as its
-authors' code (`multi_modality`) builds the encoder; UMT4Clip of TempMe (arXiv:2409.01156, tables 6 and 7) passes
-every frame by itself. Differences from CLIP's tower:
+Li et al., "Unmasked Teacher: Towards Training-Efficient Video Foundation Models", arXiv:2303.16058, as in the
+authors' code (`multi_modality`). All patches of a video attend to one another. In UMT4Clip of TempMe
+(arXiv:2409.01156, tables 6 and 7), the ViT encodes each frame by itself. Differences from CLIP's ViT:
 
     no class token, no LayerNorm before the blocks; LayerNorms have eps 1e-6, activations are the exact GELU
-    positions are a fixed sine table over all T P places, never trained; keys have no bias
-    E = LN(x) (B, N, D);  pooled = LN(mean of each frame's tokens);  one embedding a frame = W pooled + b
+    position embeddings are a fixed sine table over all T P patches, never trained; keys lack a bias
+    E = LN(x) (B, N, D);  pooled = LN(mean of the tokens of a frame);  embedding of a frame = W pooled + b
 
-The positions of UMT4Clip's frames are not published. Here they are those of an image: the tower sees T images.
+The position embeddings of UMT4Clip's frames are not published. Here each frame has the position embeddings of an image.
 
 Shapes: B videos, T frames, P patches of a frame, N tokens of a group, G groups (B videos, or B T frames), D width, d
 joint embedding.
@@ -27,9 +27,11 @@ from torch import Tensor, nn
 from ctvr.methods.backbone.bert import FusionBert, Memory
 from ctvr.methods.backbone.blocks import Attention, Block, Seams, TokenState, record, run_blocks
 from ctvr.methods.backbone.clip import Clip, VisionTower
+from ctvr.methods.backbone.frozen_casts import CastOnceLinear
 
 _EPS = 1e-6
-OF_RETRIEVAL = ("vision.pool_norm", "vision.proj", "text.proj", "head", "temp")  # weights that questions do not use
+# Prefixes of the weights that only retrieval uses, and question answering does not
+OF_RETRIEVAL = ("vision.pool_norm", "vision.proj", "text.proj", "head", "temp")
 
 
 def sine_positions(
@@ -38,11 +40,12 @@ def sine_positions(
     """Compute the fixed embeddings of all positions of a video: (T P, D) float32, from angles in float64.
 
     Args:
-        frames: T; 1 is an image, whose table is the first P rows of any video's.
+        frames: T; 1 for an image, whose table is the first P rows of the table of any video.
         patches: P.
         width: D.
-        pretrained: frames of another video length whose table is interpolated linearly over time.
-        device: where the table is computed; saves a transfer to the GPU.
+        pretrained: number of frames of the table that is interpolated linearly over time to T frames; if None, the
+            table of T frames is not interpolated.
+        device: device on which the table is computed, to save a transfer.
     """
     own = frames if pretrained is None else pretrained
     place = torch.arange(own * patches, dtype=torch.float64, device=device)[:, None]
@@ -56,7 +59,7 @@ def sine_positions(
 
 
 class KeysWithoutBias(Attention):
-    """Attention whose queries and values have a bias and whose keys have none."""
+    """Attention with a bias for queries and values, but not for keys."""
 
     def __init__(self, width: int, heads: int) -> None:
         nn.Module.__init__(self)
@@ -64,28 +67,31 @@ class KeysWithoutBias(Attention):
         self.in_weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(3 * width, width)))
         self.q_bias = nn.Parameter(torch.zeros(width))
         self.v_bias = nn.Parameter(torch.zeros(width))
-        self.out = nn.Linear(width, width)
+        self.out = CastOnceLinear(width, width)
 
     @property
     def in_bias(self) -> Tensor:  # type: ignore[override]
-        """(3D,), zeros for the keys: other values would not change attention, but would change token merging."""
+        """Return the bias (3D,) of q, k and v, which is zero for keys.
+
+        Another bias of the keys would not change attention, but would change token merging.
+        """
         return torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
 
 
 class UmtBlock(Block):
-    """A block of UMT with the same seams as CLIP's."""
+    """A block of UMT's ViT, with the seams of a CLIP block."""
 
     def __init__(self, width: int, heads: int) -> None:
         nn.Module.__init__(self)
         self.ln_1, self.ln_2 = nn.LayerNorm(width, eps=_EPS), nn.LayerNorm(width, eps=_EPS)
         self.ls_1, self.ls_2 = nn.Identity(), nn.Identity()
-        wide, narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        wide, narrow = CastOnceLinear(width, 4 * width), CastOnceLinear(4 * width, width)
         self.mlp = nn.Sequential(OrderedDict(c_fc=wide, gelu=nn.GELU(), c_proj=narrow))
         self.attn = KeysWithoutBias(width, heads)
 
 
 class UmtVision(VisionTower):
-    """UMT's encoder over a video (`attends="video"`), or over each of its frames (`"frame"`, UMT4Clip)."""
+    """UMT's ViT, with attention over a whole video (`attends="video"`) or over each frame (`"frame"`, UMT4Clip)."""
 
     is_plain = False
     reducers: tuple[str, ...] = ("none", "tome", "tome_shared", "tempme")
@@ -101,17 +107,18 @@ class UmtVision(VisionTower):
         attends: Literal["video", "frame"] = "video",
         pretrained_frames: int | None = None,
     ) -> None:
-        """Build a tower with new weights; the defaults are those of B/16.
+        """Build a tower with random weights; the defaults give UMT-B/16.
 
         Args:
-            image: side in pixels.
+            image: side of a frame in pixels.
             patch: side of a patch in pixels.
             width: D.
             blocks: number of blocks.
             heads: heads per block.
             embed: d.
-            attends: range of attention.
-            pretrained_frames: frames whose positions are interpolated; None: positions are computed for any T.
+            attends: whether attention covers all patches of a "video" or of a "frame".
+            pretrained_frames: number of frames whose position embeddings are interpolated to T frames of a video; if
+                None, they are computed for T.
         """
         nn.Module.__init__(self)
         self.attends, self.pretrained_frames = attends, pretrained_frames
@@ -125,7 +132,7 @@ class UmtVision(VisionTower):
         self.entry, self.takes_features = 0, False
 
     def embed(self, frames: Tensor) -> tuple[Tensor, TokenState]:
-        """Embed frames (B, T, 3, H, W) as tokens of videos (B, T P, D), or of frames (B T, P, D)."""
+        """Embed frames (B, T, 3, H, W) as tokens of videos (B, T P, D), or of frames (B T, P, D), with their state."""
         batch, num_frames = frames.shape[:2]
         x = self.conv1(frames.flatten(0, 1)).flatten(2).mT  # (B T, P, D)
         apart = self.attends == "frame"
@@ -141,22 +148,23 @@ class UmtVision(VisionTower):
     def tokens(
         self, frames: Tensor, seams: Seams | None = None, weighted: bool = True
     ) -> tuple[Tensor, Tensor, TokenState]:
-        """Encode videos: tokens for fusion E (B, N, D), pooled features for comparison (B, T', D), and the state.
+        """Return tokens for fusion E (B, N, D), pooled features for comparison (B, T', D), and the state of the tokens.
 
         Args:
             frames: (B, T, 3, H, W).
-            seams: seams of the blocks; a reducer reduces the T frames to T' clips.
-            weighted: the mean counts merged tokens once per patch, so every original patch has equal weight.
+            seams: one entry per block; a reducer may merge the T frames to T' clips.
+            weighted: whether a merged token counts once for each of its patches in the mean of a frame or clip.
 
         Raises:
-            ValueError: if tokens of whole videos were merged, since they no longer belong to one frame.
+            ValueError: if tokens are merged while attention covers whole videos, where a merged token may belong to
+                several frames.
         """
         x, state = self.embed(frames)
         x = self.norm(run_blocks(self.blocks, x, seams, state, causal=False))  # (G, N, D)
         if self.attends == "video":
             if state.sizes is not None:
                 raise ValueError(
-                    "tokens are merged within frames and clips: write attends=frame, or reducer.name=none."
+                    "tokens can be merged only within frames and clips. Set attends=frame, or reducer.name=none."
                 )
             means = x.unflatten(1, (frames.shape[1], -1)).mean(dim=2)
             return x, self.pool_norm(means), state
@@ -168,19 +176,19 @@ class UmtVision(VisionTower):
         return x.unflatten(0, (state.batch, -1)).flatten(1, 2), self.pool_norm(means), state
 
     def forward(self, frames: Tensor, seams: Seams | None = None) -> Tensor:
-        """Embed each frame or clip: (B, T, 3, H, W) -> (B, T', d), not normalised."""
+        """Embed each frame or clip: (B, T, 3, H, W) -> (B, T', d), not normalized."""
         found: Tensor = self.proj(self.tokens(frames, seams)[1])
         return found
 
     def prefix(self, frames: Tensor, blocks: int) -> Tensor:
-        raise ValueError("UMT's tower is trained as a whole: no leading blocks are stored.")
+        raise ValueError("UMT's tower is trained as a whole, so outputs of its leading blocks cannot be stored.")
 
     def read(self, x: Tensor) -> Tensor:
-        raise ValueError("UMT's tower pools patches: a method must call it as a whole.")
+        raise ValueError("UMT's tower pools patches, so a method must call it as a whole.")
 
 
 class UmtText(nn.Module):
-    """BERT's lower layers and a projection, in place of CLIP's text tower."""
+    """The lower layers of a BERT and a projection, in place of CLIP's text tower."""
 
     def __init__(self, bert: FusionBert, embed: int) -> None:
         super().__init__()
@@ -189,22 +197,22 @@ class UmtText(nn.Module):
 
     @staticmethod
     def without_end(tokens: Tensor) -> Tensor:
-        """Replace the end mark of captions (B, L) by a pad: UMT reads [CLS] and words, without an end mark."""
+        """Replace the end mark of captions (B, L) with padding, because UMT reads only [CLS] and words."""
         end = tokens.argmax(dim=1)  # every tokenizer here ends a caption with the largest id
         return tokens.scatter(1, end[:, None], 0)
 
     def read(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode captions, as `without_end` returns them: words (B, L, D) and embeddings (B, d), not normalised."""
+        """Encode captions from `without_end`: word features (B, L, D) and embeddings (B, d), not normalized."""
         words = self.bert.read(tokens)
         return words, self.proj(words[:, 0])
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Embed captions with an end mark: (B, L) int64 -> (B, d), not normalised."""
+        """Embed captions with an end mark: (B, L) int64 -> (B, d), not normalized."""
         return self.read(self.without_end(tokens))[1]
 
 
 class Umt(Clip):
-    """Both towers, the pair-matching head and the temperature, in place of a CLIP."""
+    """UMT's two towers, pair-matching head and temperature, in place of a CLIP."""
 
     vision: UmtVision
     text: UmtText  # type: ignore[assignment]
@@ -225,25 +233,31 @@ class Umt(Clip):
         self.temp = nn.Parameter(torch.tensor(0.07))
         self.tokenize, self.mean, self.std = tokenize, tuple(mean), tuple(std)
         self.embed_dim, self.image_size = vision.embed_dim, image_size
-        self.decoder_state: dict[str, Tensor] | None = None  # initial weights of the answer decoder; None: new ones
+        self.decoder_state: dict[str, Tensor] | None = None  # initial weights of the answer decoder; random if None
         self.no_decoder = ""  # reason why the loaded weights have no decoder
         self.only_answers = False  # weights of a question-answering checkpoint, without the retrieval heads
 
     @property
     def logit_scale(self) -> Tensor:  # type: ignore[override]
-        """Logarithm of 1 / temp."""
+        """Return the logarithm of 1 / temp."""
         return -self.temp.log()
 
     def match(self, words: Tensor, tokens: Tensor, memory: Memory) -> Tensor:
-        """Compute logits (B, 2) of captions (B, L, D), as `UmtText.read` returns them, and their videos' memory."""
+        """Compute matching logits (B, 2) of pairs of a caption and a video.
+
+        Args:
+            words: (B, L, D) word features from `UmtText.read`.
+            tokens: (B, L) ids of the captions.
+            memory: keys and values of the videos, from `FusionBert.memory`.
+        """
         found: Tensor = self.head(self.text.bert.fuse(words, tokens, memory)[:, 0])
         return found
 
 
 def like(clip: Clip) -> Umt:
-    """Build a UMT with new weights, the sizes of a CLIP and its tokenizer; a quarter of the text layers are fusion.
+    """Build a UMT with random weights and the tokenizer, depths, widths, heads and device of a CLIP.
 
-    Blocks, widths, heads and device are the CLIP's.
+    The upper quarter of the text layers, at least one, are fusion layers.
     """
     vision, text = clip.vision, clip.text
     patch, layers = int(vision.conv1.weight.shape[-1]), len(text.blocks)

@@ -15,11 +15,16 @@ from ctvr.methods.backbone.umt import OF_RETRIEVAL, Umt, UmtVision
 from ctvr.methods.backbone.umt_weights import of_decoder, under_our_names
 from ctvr.methods.backbone.wordpiece import WordPieces
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's color channels
 
 
 def make_umt(name: str, tokenize: Any = None) -> Umt:
-    """Build a UMT of `architectures.UMT` with new weights, on the current default device."""
+    """Build a UMT with random weights, on torch's default device.
+
+    Args:
+        name: a key of `architectures.UMT`.
+        tokenize: tokenizer of captions; if None, one that returns an empty tensor.
+    """
     sizes = UMT[name]
     seen, read = sizes["vision_cfg"], sizes["text_cfg"]
     vision = UmtVision(
@@ -39,29 +44,32 @@ def make_umt(name: str, tokenize: Any = None) -> Umt:
 
 
 def load_umt(name: str, state: dict[str, Tensor] | None, vocabulary: Path | None, source: str = "") -> Umt:
-    """Build a UMT with given weights, or with new ones.
+    """Build a UMT with given or random weights.
 
     Args:
-        name: of `architectures.UMT`.
-        state: the authors' weights; None: new ones.
+        name: a key of `architectures.UMT`.
+        state: weights under the authors' names; random weights if None.
         vocabulary: BERT's vocab.txt.
-        source: the weights' file as the user named it, for messages.
+        source: file of the weights as the user named it, for messages.
 
     Raises:
-        ValueError: for a missing vocabulary, or a vocabulary or weights that do not fit.
+        ValueError: if `vocabulary` is None, or if the vocabulary or the weights do not fit.
         FileNotFoundError: if the vocabulary file does not exist.
     """
     if vocabulary is None:
         raise ValueError(
-            f"{name} tokenizes captions into BERT's word pieces. Write backbone.vocabulary=FILE, the vocab.txt of "
+            f"{name} tokenizes captions into BERT's word pieces. Set backbone.vocabulary=FILE to the vocab.txt of "
             "bert-base-uncased."
         )
     pieces, wanted = WordPieces.of_file(vocabulary), UMT[name]["text_cfg"]["vocab_size"]
     if pieces.end != wanted:
-        raise ValueError(f"{vocabulary}: has {pieces.end} pieces, {name} has {wanted}. Check backbone.vocabulary.")
+        raise ValueError(
+            f"{vocabulary}: contains {pieces.end} word pieces, but {name} needs {wanted}. Check backbone.vocabulary."
+        )
     umt = make_umt(name, pieces)
     if state is not None:
-        umt.only_answers = any(name.startswith("text_decoder.") for name in state)  # these lack the retrieval heads
+        # A question-answering checkpoint lacks the retrieval heads
+        umt.only_answers = any(name.startswith("text_decoder.") for name in state)
         try:
             found = under_our_names(state)
         except ValueError as error:
@@ -74,6 +82,6 @@ def load_umt(name: str, state: dict[str, Tensor] | None, vocabulary: Path | None
         umt.load_state_dict(found)
         try:
             umt.decoder_state = of_decoder(state, umt.text.bert.fusion_from)
-        except ValueError as error:  # retrieval does not need a decoder; a method over questions reports this
+        except ValueError as error:  # retrieval does not need a decoder; a question-answering method reports the error
             umt.no_decoder = f"{source}: {error}"
     return umt

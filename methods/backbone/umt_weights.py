@@ -1,7 +1,7 @@
-"""UMT's published weights under our names: vision, text and fusion encoder, projections, head, temperature, decoder.
+"""Renames UMT's published weights: vision, text and fusion encoder, projections, head, temperature, answer decoder.
 
-Pre-training checkpoints have an additional prefix in the text encoder (`text_encoder.bert.`). Their other weights are
-not needed: the CLIP teacher and its decoder, position indices. Only answers use the language model's head.
+Pre-training checkpoints have an additional prefix in the text encoder (`text_encoder.bert.`). Their CLIP teacher, its
+decoder and the position indices are ignored. Only the answer decoder uses the language-model head.
 """
 
 from __future__ import annotations
@@ -38,14 +38,17 @@ _LEFT_OUT = ("text_encoder.cls.", "clip_teacher.", "clip_decoder.", "vision_enco
 
 
 def under_our_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the authors' weights (raw or without `model`) to the state of `ctvr.methods.backbone.umt.Umt`.
+    """Rename the authors' tensors to the names of `ctvr.methods.backbone.umt.Umt.state_dict`, as float32.
+
+    Args:
+        state: tensors by the authors' names, without a prefix `model.`.
 
     Raises:
-        ValueError: for a name that UMT does not have.
+        ValueError: if a name is not one of UMT's.
     """
     found = {}
     for name, value in state.items():
-        ours = _named(name.replace("text_encoder.bert.", "text_encoder."))
+        ours = _rename(name.replace("text_encoder.bert.", "text_encoder."))
         if ours is not None:
             one_frame = ours == "vision.conv1.weight" and value.ndim == 5  # (D, 3, 1, p, p), a tubelet of one frame
             found[ours] = (value[:, :, 0] if one_frame else value).float()
@@ -53,43 +56,44 @@ def under_our_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def of_decoder(state: Mapping[str, Tensor], fusion_from: int) -> dict[str, Tensor]:
-    """Return the state of `AnswerDecoder` (answer_decoder.py): the checkpoint's own decoder, else its fusion layers.
+    """Return a state dict of `AnswerDecoder` from the decoder of a checkpoint or, without one, from its fusion layers.
 
     Args:
-        state: the authors' weights.
-        fusion_from: the first fusion layer of the text encoder; it becomes the first layer of a missing decoder.
+        state: tensors by the authors' names.
+        fusion_from: index of the first fusion layer of the text encoder; without a decoder in the checkpoint, this
+            layer becomes the decoder's first layer.
 
     Raises:
-        ValueError: if the checkpoint has neither a decoder nor a language model's head.
+        ValueError: if the checkpoint has neither an answer decoder nor a language-model head.
     """
     found, has_own = {}, any(name.startswith("text_decoder.") for name in state)
     skipped = 0 if has_own else fusion_from
     for name, value in state.items():
         part, _, rest = name.replace(".bert.", ".", 1).partition(".")
         if part == ("text_decoder" if has_own else "text_encoder") and "position_ids" not in rest:
-            ours = _of_decoder(rest, skipped)
+            ours = _rename_decoder(rest, skipped)
             if ours is not None:
                 found[ours] = value.float()
     if "bias" not in found:
-        raise ValueError("the checkpoint has neither a decoder of answers nor the head of a language model.")
+        raise ValueError("the checkpoint has neither an answer decoder nor a language-model head.")
     return found
 
 
-def _of_decoder(name: str, skipped: int) -> str | None:
+def _rename_decoder(name: str, skipped: int) -> str | None:
     for theirs, ours in {**_TEXT, **_WRITING}.items():
         if name.startswith(f"{theirs}."):
             return f"{ours}.{name.rpartition('.')[2]}"
     if name == "cls.predictions.bias":
         return "bias"
     if not name.startswith("encoder.layer."):
-        return None  # the head's matrix is that of the words
+        return None  # the head shares its matrix with the word embeddings
     number, _, rest = name.removeprefix("encoder.layer.").partition(".")
     if int(number) < skipped:
         return None
     return _layer(str(int(number) - skipped), rest).removeprefix("text.bert.")
 
 
-def _named(name: str) -> str | None:
+def _rename(name: str) -> str | None:
     if name.startswith(_LEFT_OUT) or "position_ids" in name:
         return None
     if name == "temp":
@@ -104,7 +108,7 @@ def _named(name: str) -> str | None:
     for theirs, ours in _TEXT.items():
         if name.startswith(f"text_encoder.{theirs}."):
             return f"text.bert.{ours}.{name.rpartition('.')[2]}"
-    raise ValueError(f"{name}: is not a weight of UMT. Give a checkpoint of its retrieval or its pre-training.")
+    raise ValueError(f"{name}: is not a weight of UMT. Use a pre-training or retrieval checkpoint of UMT.")
 
 
 def _block(number: str, rest: str) -> str:

@@ -1,18 +1,19 @@
-"""Towers over vectors that another model computed: everything that learns on features learns in these.
+"""Trainable towers over imported features, in place of CLIP's: another model computed the vectors that they read.
 
-A tower, one block of CLIP's form and a projection to the joint space (blocks.py), starts as the identity::
+A tower is one block of CLIP's form (blocks.py) and a projection to the joint space. It starts as the identity::
 
     y = x + W_o W_v x,  z = y + W_2 relu(W_1 y),  z P / 4         W_v = W_o = I, W_1 = [I; -I], W_2 = [I, -I]
 
-A vector attends to itself only, and relu(y) - relu(-y) = y, so z P / 4 and x P are bit-identical. Adapters at the
-block's seams, full fine-tuning, momentum copies and teachers act as in CLIP. A method that reads a part which only CLIP
-has is refused by that part's name (`NoSuchPart`).
+A vector attends to itself only, and relu(y) - relu(-y) = y, so z P / 4 and x P are bit-identical. Adapters at the hook
+points (seams) of the block, full fine-tuning, momentum copies and teachers work as they do with CLIP. A method that
+reads a part which only CLIP has raises `NoSuchPart`, which names the part.
 
-Captions keep their own width d'. If it differs from the videos' d, captions start with a ridge map (x - c) P that the
-pairs of the first task determine (`orchestrator/data/imported_features.py`); otherwise both start as the identity.
+Captions keep their width d'. If it differs from the width d of videos, the text tower starts as a ridge regression
+(x - c) P, fitted to the pairs of the first task (`orchestrator/data/imported_features.py`). Otherwise it starts as the
+identity.
 
-Shapes: B videos or captions, T frames, L vectors of a caption, N captions, d of a video's vector, d' of a caption's,
-m = d joint embedding.
+Shapes: B videos or captions, T frames, L vectors of a caption, N captions, d width of a video's vector, d' width of a
+caption's vector, m = d joint embedding.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ from ctvr.methods.backbone.blocks import Block, Seams, TokenState, run_blocks
 from ctvr.methods.backbone.clip import Clip, TextTower, VisionTower
 from ctvr.methods.settings import SettingError
 
-GAIN = 4.0  # of a block at its start
-SCALE = 1 / 0.07  # initial exp(logit_scale), as CLIP's before its training
+GAIN = 4.0  # factor by which a new block multiplies a vector
+SCALE = 1 / 0.07  # initial exp(logit_scale), as CLIP's before pre-training
 
 
 class NoSuchPart(AttributeError, SettingError):
-    """A method reads a part of CLIP that towers over vectors do not have."""
+    """A method reads a part of CLIP that towers over imported features lack."""
 
     def __init__(self, name: str) -> None:
-        fault = f"it uses `{name}` of CLIP's towers, which features do not have"
+        fault = f"it uses `{name}` of CLIP's towers, which imported features do not have"
         SettingError.__init__(self, fault, "Use head_linear or another head.")
 
 
 class _Parts(nn.Module):
-    """A module that names a missing part in one line."""
+    """A module that raises `NoSuchPart` for an attribute that it lacks."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -71,22 +72,27 @@ class VideoVectors(VisionTower, _Parts):
         return frames[:, :, 0]
 
     def read(self, x: Tensor) -> Tensor:
-        """Project vectors x (..., d) to joint embeddings (..., m), not normalised."""
+        """Project vectors x (..., d) to joint embeddings (..., m), not normalized."""
         return x @ self.proj
 
 
 class CaptionTable(nn.Module):
-    """Vectors of all captions, a constant that copies of a tower share; after them are vectors of other texts."""
+    """Constant table of the imported vectors of all captions, followed by vectors of other texts.
+
+    Copies of a tower share it.
+    """
 
     rows: Tensor
     starts: Tensor
     center: Tensor | None
 
     def __init__(self, rows: Tensor, starts: Tensor, center: Tensor | None = None) -> None:
-        """Keep `rows` (R, d'), of which caption i has `starts[i]` to `starts[i + 1]` (N + 1,).
+        """Store the table.
 
-        `center` (d',) is subtracted from the vectors of other texts; that of `rows` must be subtracted already. It is
-        part of a saved model.
+        Args:
+            rows: (R, d') vectors of all captions, from which `center` is already subtracted.
+            starts: (N + 1,) int64; caption i has the vectors `rows[starts[i] : starts[i + 1]]`.
+            center: (d',) subtracted from the vectors of other texts; a saved model contains it.
         """
         super().__init__()
         self.register_buffer("rows", rows, persistent=False)
@@ -96,12 +102,12 @@ class CaptionTable(nn.Module):
         self.longest = int((starts[1:] - starts[:-1]).max()) if len(starts) > 1 else 1
 
     def subtract(self, center: Tensor) -> None:
-        """Subtract a vector (d',) from all rows, and from those of other texts."""
+        """Subtract `center` (d',) from all rows now, and from vectors of other texts when `hold` receives them."""
         self.rows -= center
         self.center = center
 
     def hold(self, vectors: Tensor) -> Tensor:
-        """Store vectors (Q, d') of texts that are not captions, replacing earlier ones; return their indices (Q,)."""
+        """Store vectors (Q, d') of texts that are not captions, in place of earlier ones; return their indices (Q,)."""
         vectors = vectors.to(self.rows)
         last = int(self.starts[self.captions])
         if len(self.rows) - last < len(vectors):
@@ -115,7 +121,7 @@ class CaptionTable(nn.Module):
         return self
 
     def forward(self, captions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return vectors (B, L, d') of captions (B,), with zeros after the last, and their counts (B,)."""
+        """Return zero-padded vectors (B, L, d') of the captions with indices (B,), and their counts (B,)."""
         first = self.starts[captions]
         count = self.starts[captions + 1] - first
         place = torch.arange(self.longest, device=captions.device)
@@ -125,14 +131,14 @@ class CaptionTable(nn.Module):
 
 @dataclass
 class CaptionState(TokenState):
-    """State of captions of several vectors: each vector is a group of its own."""
+    """Token state of captions that have several vectors; each vector is its own attention group."""
 
-    counts: Tensor | None = None  # (B,)
+    counts: Tensor | None = None  # (B,) vectors of each caption
     longest: int = 1  # L
 
 
 class CaptionVectors(TextTower, _Parts):
-    """The text tower: row numbers of a table of captions (B, 1) -> (B, m)."""
+    """The text tower: indices (B, 1) of captions in a `CaptionTable` -> (B, m)."""
 
     causal = False
 
@@ -150,27 +156,27 @@ class CaptionVectors(TextTower, _Parts):
         return rows.sum(dim=1) / counts[:, None]
 
     def embed(self, tokens: Tensor) -> tuple[Tensor, TokenState]:
-        """Return the vectors of captions (B, 1) as groups of one, (B * L, 1, d')."""
+        """Return the vectors of captions (B, 1) as attention groups of one token (B * L, 1, d'), and their state."""
         rows, counts = self.table(tokens[:, 0])
         x = rows.flatten(0, 1)[:, None]
         end = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         return x, CaptionState(len(x), eot=end, counts=counts, longest=rows.shape[1])
 
     def read(self, x: Tensor, state: TokenState) -> Tensor:
-        """Project groups x (B * L, 1, d') and average each caption's, (B, m), not normalised."""
-        if not isinstance(state, CaptionState):  # a mixture of captions of one vector each (layers/replay/mixup.py)
+        """Project vectors x (B * L, 1, d') and average them for each caption: (B, m), not normalized."""
+        if not isinstance(state, CaptionState):  # a mixup of captions with one vector each (layers/replay/mixup.py)
             return self.project(x)[:, 0]
         words, counts = self._words(x, state)
         return words.sum(dim=1) / counts[:, None]
 
     @torch.no_grad()
     def start_from(self, weight: Tensor, center: Tensor) -> None:
-        """Set the tower to (x - center) weight, of shapes (d', m) and (d',)."""
+        """Set the tower to the map (x - center) weight, with weight (d', m) and center (d',)."""
         self.proj.copy_(weight / GAIN)
         self._bias().copy_(-GAIN * center)
 
     def start(self) -> tuple[Tensor, Tensor]:
-        """Return the `weight` and `center` of `start_from`, as long as nothing is trained."""
+        """Return the `weight` and `center` of `start_from`; correct only until the tower is trained."""
         return self.proj.detach() * GAIN, -self._bias().detach() / GAIN
 
     def _bias(self) -> nn.Parameter:
@@ -182,9 +188,9 @@ class CaptionVectors(TextTower, _Parts):
         return x @ self.proj
 
     def hidden(self, tokens: Tensor, seams: Seams | None = None) -> tuple[Tensor, Tensor]:
-        """Return joint embeddings (B, L + 2, m) in CLIP's order, and the place of the last (B,).
+        """Return joint embeddings (B, L + 2, m) in CLIP's token order, and the position (B,) of the end-of-text token.
 
-        A row of zeros is the start of text, the mean of a caption's vectors its end.
+        The start of text is a zero vector, the end of text the mean of the caption's embeddings.
         """
         x, state = self.embed(tokens)
         assert isinstance(state, CaptionState)
@@ -212,8 +218,8 @@ class Vectors(Clip):
 
         Args:
             width: d, which is m.
-            table: of the captions.
-            tokenize: captions -> (B, 1) rows of the table.
+            table: vectors of the captions.
+            tokenize: captions -> their indices (B, 1) in the table.
         """
         nn.Module.__init__(self)
         self.name = VECTORS

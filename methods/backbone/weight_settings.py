@@ -1,8 +1,9 @@
-"""Settings of weights: normalisation and resizing of pixels, activation, and length of captions.
+"""Settings that belong to weights: normalization and resizing of pixels, activation, and length of captions.
 
-An architecture's name does not determine them: the tags of ViT-B-32 have two activations, those of ViT-H-14 two ways
-to resize. A tag's configuration contains them, and for a file the JSON next to it. Without JSON they are the values on
-which all tags of the architecture agree. Where the tags differ, the user must set them.
+The name of an architecture does not determine them: the tags of ViT-B-32 use two activations, and the tags of ViT-H-14
+two resize modes. For a tag, open_clip's configuration contains the settings; for a file, the JSON next to the file.
+Without JSON, a setting has the value on which all tags of the architecture agree. Where the tags differ, the user must
+set it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ACTIVATIONS = ("gelu", "quick_gelu")
-MOST_TOKENS = 100_000  # largest accepted number of tokens of a caption; no architecture of open_clip has as many
+MOST_TOKENS = 100_000  # largest accepted number of tokens of a caption; all architectures of open_clip have fewer
 RESIZE_MODES = ("shortest", "squash", "longest")
 INTERPOLATIONS = ("bicubic", "bilinear")
 _RESAMPLE = {2: "bilinear", 3: "bicubic"}  # PIL's codes, as transformers writes them
@@ -28,10 +29,10 @@ class WeightSettings:
     """Settings that belong to weights and not to their architecture.
 
     Attributes:
-        activation: of the blocks, `gelu` or `quick_gelu`.
-        mean: (3,) of the pixels' normalisation, in 0 to 1.
-        std: (3,) as `mean`.
-        resize_mode: `shortest` (crop the centre), `squash` (to a square) or `longest` (pad with black).
+        activation: activation function of the blocks, `gelu` or `quick_gelu`.
+        mean: (3,) means of the color channels, which are subtracted from pixels in [0, 1].
+        std: (3,) standard deviations by which the color channels are divided.
+        resize_mode: `shortest` (crop the center), `squash` (to a square) or `longest` (pad with black).
         interpolation: `bicubic` or `bilinear`.
         context_length: maximum number of tokens of a caption.
     """
@@ -58,19 +59,19 @@ def weight_settings(
     chosen: Mapping[str, Any] | None = None,
     group: str = "backbone",
 ) -> WeightSettings:
-    """Return the settings of weights of an open_clip architecture; nothing is downloaded.
+    """Return the settings that belong to weights of an open_clip architecture, without a download.
 
     Args:
         name: an architecture of open_clip.
-        weights: a tag, or `random`: open_clip's defaults.
-        file: the local file or folder, if the weights are one.
-        chosen: value of each setting in which the tags differ and that the user states.
-        group: settings that a line names, `backbone` or `upgrade`.
+        weights: a tag, or `random` for open_clip's defaults.
+        file: file or folder of local weights; None for a tag or `random`.
+        chosen: settings that the user states for local weights, by name.
+        group: group of settings that a message names, `backbone` or `upgrade`.
 
     Raises:
         ValueError: one line, if a setting is not determined, a value is unknown, or two sources contradict each other.
     """
-    import open_clip  # takes seconds: commands that train nothing load no tower
+    import open_clip  # slow import (seconds), deferred until a backbone is described
 
     described: dict[str, Any] = open_clip.get_model_config(name) or {}
     if not described:
@@ -79,22 +80,25 @@ def weight_settings(
     if file is None:
         if chosen:
             raise ValueError(f"{next(iter(chosen))}: applies to a local file only (got weights={weights!r}). Omit it.")
-        return _of_tag(name, weights if weights in tags else "", described)
-    stated = _beside(file, described)
+        return _read_tag(name, weights if weights in tags else "", described)
+    stated = _read_local_json(file, described)
     for field, value in (chosen or {}).items():
         if stated.get(field, value) != value:
-            raise ValueError(f"{field}: the JSON next to {file} has {_shown(stated[field])}. Omit the setting.")
-    options = [_of_tag(name, tag, described) for tag in tags] or [_of_tag(name, "", described)]
-    found = _agreed(name, options, stated, dict(chosen or {}), group)
+            raise ValueError(f"{field}: the JSON next to {file} states {_format(stated[field])}. Omit the setting.")
+    options = [_read_tag(name, tag, described) for tag in tags] or [_read_tag(name, "", described)]
+    found = _complete(name, options, stated, dict(chosen or {}), group)
     if found.activation == "gelu" and described.get("quick_gelu"):
         plain = name.removesuffix("-quickgelu")
         setting = "backbone.name" if group == "backbone" else f"{group}.backbone"
-        raise ValueError(f"activation: {file} was trained with gelu, {name} has quick_gelu. Use {setting}={plain}.")
+        raise ValueError(
+            f"activation: the weights in {file} were trained with gelu, but {name} has quick_gelu. Use "
+            f"{setting}={plain}."
+        )
     return found
 
 
 def saved_settings(saved: Any) -> WeightSettings:
-    """Read `asdict` of settings, as JSON returns it.
+    """Convert the parsed JSON of a saved `asdict(WeightSettings)` to `WeightSettings`.
 
     Raises:
         ValueError: one line, if a value is missing or unknown.
@@ -111,37 +115,37 @@ def saved_settings(saved: Any) -> WeightSettings:
     return WeightSettings(saved["activation"], context_length=length, **_preprocessing(saved, "model"))
 
 
-def _agreed(
+def _complete(
     name: str, options: list[WeightSettings], stated: Mapping[str, Any], chosen: Mapping[str, Any], group: str
 ) -> WeightSettings:
-    """Complete `stated` and `chosen` by the values on which the remaining tags agree, setting by setting."""
+    """Complete `stated` and `chosen`, setting by setting, with the values on which the remaining tags agree."""
     found: dict[str, Any] = dict(stated)
     for field in [each.name for each in fields(WeightSettings)]:
         values = list(dict.fromkeys(getattr(option, field) for option in options))
         if field in chosen and field not in stated:
             if chosen[field] not in values:
                 raise ValueError(
-                    f"{field}: weights of {name} have {' or '.join(map(_shown, values))} (got "
-                    f"{_shown(chosen[field])}). Use one of them, or put an open_clip_config.json next to the file."
+                    f"{field}: weights of {name} have {' or '.join(map(_format, values))} (got "
+                    f"{_format(chosen[field])}). Use one of them, or put an open_clip_config.json next to the file."
                 )
             found[field] = chosen[field]
         elif field not in found and len(values) > 1:
             raise ValueError(
-                f"{field}: weights of {name} have {' or '.join(map(_shown, values))}, and no JSON next to the file "
-                f"determines it. Add {' or '.join(f'{group}.{field}={_shown(value)}' for value in values)}, or put an "
-                "open_clip_config.json next to it."
+                f"{field}: weights of {name} have {' or '.join(map(_format, values))}, and the JSON next to the file "
+                f"does not state it. Add {' or '.join(f'{group}.{field}={_format(value)}' for value in values)}, or "
+                "put an open_clip_config.json next to it."
             )
         found.setdefault(field, values[0])
         options = [option for option in options if getattr(option, field) == found[field]] or options
     return WeightSettings(**found)
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _of_tag(name: str, tag: str, described: Mapping[str, Any]) -> WeightSettings:
-    """Return what open_clip states of a tag; its defaults for an empty one."""
+def _read_tag(name: str, tag: str, described: Mapping[str, Any]) -> WeightSettings:
+    """Return the settings that open_clip states for a tag, or open_clip's defaults for an empty tag."""
     from open_clip.pretrained import get_pretrained_cfg
 
     config = get_pretrained_cfg(name, tag) if tag else {}
@@ -156,16 +160,16 @@ def _of_tag(name: str, tag: str, described: Mapping[str, Any]) -> WeightSettings
     )
 
 
-def _beside(file: Path, described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that JSON in the folder of the weights states; open_clip's file comes first."""
+def _read_local_json(file: Path, described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that JSON files next to the weights state; open_clip_config.json overrides the others."""
     folder = file if file.is_dir() else file.parent
-    found = _model_of_transformers(folder / "config.json", described)
-    found |= _preprocessor(folder / "preprocessor_config.json", folder / "open_clip_config.json")
+    found = _read_transformers_model(folder / "config.json", described)
+    found |= _read_preprocessor(folder / "preprocessor_config.json", folder / "open_clip_config.json")
     own = _json(source := folder / "open_clip_config.json")
     found |= _preprocessing(_object(own, "preprocess_cfg", source), str(source))
     if own.get("model_cfg") is not None:
         model = _object(own, "model_cfg", source)
-        found["activation"] = "quick_gelu" if _typed(model, "quick_gelu", bool, "true or false", source) else "gelu"
+        found["activation"] = "quick_gelu" if _get_typed(model, "quick_gelu", bool, "true or false", source) else "gelu"
         if length := _whole(_object(model, "text_cfg", source), "context_length", source):
             found["context_length"] = length
     return found
@@ -179,12 +183,12 @@ def _json(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         read = None
     if not isinstance(read, dict):
-        raise ValueError(f"{file}: is not a JSON object. It has the settings of the weights: fetch it again.")
+        raise ValueError(f"{file}: is not a JSON object with the settings of the weights. Fetch the file again.")
     return read
 
 
-def _typed(config: Mapping[str, Any], name: str, kind: type, what: str, source: Path) -> Any:
-    """Return a value that must be `what`, an instance of `kind`; None if it is absent."""
+def _get_typed(config: Mapping[str, Any], name: str, kind: type, what: str, source: Path) -> Any:
+    """Return `config[name]`, or None if it is absent; refuse a value of another type, which `what` describes."""
     value = config.get(name)
     if value is None or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
         return value
@@ -192,19 +196,19 @@ def _typed(config: Mapping[str, Any], name: str, kind: type, what: str, source: 
 
 
 def _object(config: Mapping[str, Any], name: str, source: Path) -> dict[str, Any]:
-    return _typed(config, name, dict, "an object", source) or {}
+    return _get_typed(config, name, dict, "an object", source) or {}
 
 
 def _whole(config: Mapping[str, Any], name: str, source: Path) -> int | None:
     what = f"a whole number of 1 to {MOST_TOKENS}"
-    value: int | None = _typed(config, name, int, what, source)
+    value: int | None = _get_typed(config, name, int, what, source)
     if value is not None and not 0 < value <= MOST_TOKENS:
         raise ValueError(f"{source}: {name} must be {what} (got {reprlib.repr(value)}). Fetch the file again.")
     return value
 
 
 def _preprocessing(config: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return mean, std, resize mode and interpolation of open_clip's form, as far as they are stated."""
+    """Return mean, std, resize mode and interpolation, as far as a configuration in open_clip's format states them."""
     found: dict[str, Any] = {}
     for field in ("mean", "std"):
         if (value := config.get(field)) is not None:
@@ -227,14 +231,17 @@ def _three(value: Any, source: str, is_positive: bool) -> tuple[float, ...]:
     return tuple(float(x) for x in values)
 
 
-def _preprocessor(file: Path, other: Path) -> dict[str, Any]:
-    """Return the settings of transformers' preprocessor_config.json, as far as they are stated."""
+def _read_preprocessor(file: Path, other: Path) -> dict[str, Any]:
+    """Return the settings that preprocessor_config.json of transformers states.
+
+    The resize mode is left out if open_clip's file `other` exists.
+    """
     config = _json(file)
     found = {"mean": config.get("image_mean"), "std": config.get("image_std")}
     if config.get("do_normalize") is False:
         found = {"mean": 0, "std": 1}
     plain = _preprocessing(found, str(file))
-    if (number := _typed(config, "resample", int, "a number of PIL", file)) is not None:
+    if (number := _get_typed(config, "resample", int, "an integer, PIL's code of a filter", file)) is not None:
         plain |= _preprocessing({"interpolation": _RESAMPLE.get(number, number)}, f"{file}: resample")
     edge, height = _lengths(config, "size", file)
     if other.is_file() or not (edge or height):
@@ -242,22 +249,25 @@ def _preprocessor(file: Path, other: Path) -> dict[str, Any]:
     before, (_, crop) = edge or height, _lengths(config, "crop_size", file)
     if config.get("do_center_crop") and crop not in (None, before):
         raise ValueError(
-            f"{file}: resizes to {before} pixels and crops {crop}; ctvr crops what it resizes. Put open_clip's "
-            f"{other.name} next to it."
+            f"{file}: resizes to {before} pixels and crops {crop}, but ctvr resizes and crops to one size. Put an "
+            f"{other.name} of open_clip next to it."
         )
     return plain | {"resize_mode": "shortest" if edge else "squash"}
 
 
 def _lengths(config: Mapping[str, Any], name: str, file: Path) -> tuple[int | None, int | None]:
-    """Return the shortest edge and the height of a size, a number or an object of both; None for what is absent."""
+    """Return shortest edge and height in pixels of the size `config[name]`; None for an absent one.
+
+    The size is an object with both, or a single integer that is both.
+    """
     if isinstance(config.get(name), Mapping):
         return _whole(config[name], "shortest_edge", file), _whole(config[name], "height", file)
     edge = _whole(config, name, file)
     return edge, edge
 
 
-def _model_of_transformers(file: Path, described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return activation and length of captions that transformers' config.json of a CLIP or SigLIP states."""
+def _read_transformers_model(file: Path, described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return activation and context length that config.json of a CLIP or SigLIP of transformers states."""
     config = _json(file)
     text, vision = (
         _object(config, f"{each}_config", file) or _object(config, f"{each}_config_dict", file)
@@ -265,15 +275,15 @@ def _model_of_transformers(file: Path, described: Mapping[str, Any]) -> dict[str
     )
     if not (text or vision):
         return {}
-    kind = _typed(config, "model_type", str, "a text", file) or ""
+    kind = _get_typed(config, "model_type", str, "a text", file) or ""
     default = {"clip": "quick_gelu", "siglip": "gelu_pytorch_tanh", "siglip2": "gelu_pytorch_tanh"}.get(kind)
-    stated = (_typed(tower, "hidden_act", str, "a text", file) or default for tower in (text, vision))
+    stated = (_get_typed(tower, "hidden_act", str, "a text", file) or default for tower in (text, vision))
     acts = {act for act in stated if act}
     has_tanh = "tanh" in json.dumps(described) or "timm_model_name" in json.dumps(described)
     known = {"gelu", "quick_gelu"} | (_TANH if has_tanh else set())
     if len(acts) > 1 or acts - known:
         raise ValueError(
-            f"{file}: hidden_act is {', '.join(sorted(acts))}, which this architecture does not compute. "
+            f"{file}: hidden_act is {', '.join(sorted(acts))}, which this architecture does not support. "
             "Use the architecture of these weights."
         )
     found: dict[str, Any] = {"activation": "quick_gelu" if "quick_gelu" in acts else "gelu"} if acts else {}

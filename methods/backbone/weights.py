@@ -1,10 +1,10 @@
 """Reads the weights of third-party pickles in a restricted child process, after checking the file's SHA-256.
 
-A `.pt` file can contain code in the language of pickle. The reader of inert.py runs none of it, but similar guarantees
-have failed before (CVE-2025-32434, torch below 2.6). So the user names the file by its SHA-256, and a child process
-reads it: without other files, without the network where the system allows that (ctvr/sandbox), without credentials
-in its environment, with limits on memory, CPU time and files. It returns tensors as safetensors, which cannot hold
-code.
+A `.pt` file can contain code in the language of pickle. The reader of inert.py does not run it, but similar guarantees
+have failed before (CVE-2025-32434, torch below 2.6). So the user states the file's SHA-256, and a child process reads
+the file. The child cannot open other files, its environment does not contain credentials, and its memory, CPU time and
+written files are limited. Where the system allows it, the child cannot use the network either (ctvr/sandbox). It
+returns tensors as safetensors, which cannot contain code.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BARE = "(the tensor)"  # name of a tensor that is pickled alone
-SECONDS = 900  # enough for a file of gigabytes on a slow disk
+SECONDS = 900  # time limit of the child, enough for a file of gigabytes on a slow disk
 _MIB = 2**20
 _SPARE = 1024 * _MIB  # address space beyond torch itself and copies of the file
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", PERMIT)
-_LONGEST = 200  # characters of a reason; longer texts are advice for programmers
-# The folder of our packages is on the path only while they are imported, not when the file is opened
+_LONGEST = 200  # maximum number of characters of a reason; longer texts are advice for programmers
+# The folder of this package is on the path only while modules are imported, not when the file is opened
 _CHILD = (
     "import sys; sys.path.append(sys.argv.pop(1)); from ctvr.methods.backbone.weights import main; "
     "sys.path.pop(); sys.exit(main())"
 )
 # Files that are often given in place of weights, by their first bytes
 _STARTS = {
-    b"version https://git-lfs": "is a pointer of Git LFS. Fetch the file itself: git lfs pull",
+    b"version https://git-lfs": "is a Git LFS pointer. Fetch the file itself: git lfs pull",
     b"<": "is a web page, as a failed download leaves one. Fetch the file again",
     b"\x1f\x8b": "is compressed (gzip). Unpack it",
     b"BZh": "is compressed (bzip2). Unpack it",
     b"\xfd7zXZ": "is compressed (xz). Unpack it",
-    b"\x89HDF": "is an HDF5 file. Give a .safetensors or .pt file",
-    b"\x93NUMPY": "is an array of numpy. Give a .safetensors or .pt file",
+    b"\x89HDF": "is an HDF5 file. Use a .safetensors or .pt file",
+    b"\x93NUMPY": "is a numpy array. Use a .safetensors or .pt file",
 }
 
 
@@ -61,8 +61,8 @@ def read_weights(file: Path, sha256: str) -> dict[str, Tensor]:
         `{"state_dict": {...}, "epoch": 3}`, is removed. A single tensor is called BARE.
 
     Raises:
-        ValueError: one line; for a pickle without its digest, a file with another digest, no weights, or a pickle
-            where the kernel has no Landlock (`NoLandlock`).
+        ValueError: one line; for a pickle without `sha256`, a file with another digest, a file without weights, or a
+            pickle on a kernel without Landlock (`NoLandlock`).
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -70,21 +70,21 @@ def read_weights(file: Path, sha256: str) -> dict[str, Tensor]:
     wanted = sha256.strip().lower()
     if wanted and (len(wanted) != 64 or set(wanted) - set("0123456789abcdef")):
         raise ValueError(
-            f"sha256={sha256!r} is not a SHA-256. Give the 64 hexadecimal digits that `sha256sum {file}` prints."
+            f"sha256={sha256!r} is not a SHA-256. Use the 64 hexadecimal digits that `sha256sum {file}` prints."
         )
     if file.suffix != ".safetensors":
         if not wanted:
             raise ValueError(
-                f"{file}: is read as a pickle, which can hold a program. Compare its SHA-256 with its publisher's and "
-                "write it as backbone.sha256=DIGEST, or convert the file to .safetensors."
+                f"{file}: is read as a pickle, which can contain a program. Compare its SHA-256 with the one that its "
+                "publisher states and set backbone.sha256=DIGEST, or convert the file to .safetensors."
             )
         return _read_pickle(file, wanted)
     if wanted and (found := _digest(file)) != wanted:
-        raise ValueError(_other_file(file, found))
+        raise ValueError(_describe_other_file(file, found))
     try:
         return dict(load_file(file))
     except (OSError, ValueError, SafetensorError) as error:
-        raise ValueError(_damaged(file, reason_of(error))) from None
+        raise ValueError(_describe_damage(file, reason_of(error))) from None
 
 
 def _digest(file: Path) -> str:
@@ -95,30 +95,30 @@ def _digest(file: Path) -> str:
     return digest.hexdigest()
 
 
-def _other_file(file: Path, found: str) -> str:
-    return f"{file}: has the SHA-256 {found}, another than backbone.sha256. Is it the file that you mean?"
+def _describe_other_file(file: Path, found: str) -> str:
+    return f"{file}: its SHA-256 is {found}, not backbone.sha256. Check that it is the intended file."
 
 
-def _damaged(file: Path, reason: str) -> str:
+def _describe_damage(file: Path, reason: str) -> str:
     with file.open("rb") as opened:
         head = opened.read(64)
     is_named_so, start = file.suffix == ".safetensors", head.lstrip()
     if head[8:9] == b"{":  # of .safetensors: 8 bytes of length (any bytes), then JSON
         if not is_named_so:
-            return f"{file}: is a .safetensors file, whatever its name. Rename it to {file.stem}.safetensors."
-        return f"{file}: damaged ({reason}). Fetch it again, or give a .safetensors or .pt file."
+            return f"{file}: is a .safetensors file with another suffix. Rename it to {file.stem}.safetensors."
+        return f"{file}: is damaged ({reason}). Fetch it again, or use a .safetensors or .pt file."
     if head.startswith(b"PK\x03\x04") and is_named_so:
-        return f"{file}: is a file of torch.save, whatever its name. Rename it to {file.stem}.pt."
+        return f"{file}: is a file of torch.save with another suffix. Rename it to {file.stem}.pt."
     if not start:
-        return f"{file}: damaged or no weights file (it is empty). Fetch it again."
+        return f"{file}: is damaged or not a weights file (it is empty). Fetch it again."
     for known, what in _STARTS.items():
         if start.startswith(known):
-            return f"{file}: damaged or no weights file (it {what})."
-    return f"{file}: damaged or no weights file ({reason}). Fetch it again, or give a .safetensors or .pt file."
+            return f"{file}: is damaged or not a weights file (it {what})."
+    return f"{file}: is damaged or not a weights file ({reason}). Fetch it again, or use a .safetensors or .pt file."
 
 
 def reason_of(error: BaseException) -> str:
-    """Reduce a library's error to one line without terminal codes; over-long text becomes the error's type."""
+    """Return the first line of a library's error without terminal codes, or the error's type if it is too long."""
     text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", str(error))
     first = "".join(each for each in (text.strip().splitlines() or [""])[0] if each.isprintable()).strip(" .")
     if not first or len(first) > _LONGEST:
@@ -136,11 +136,11 @@ def _read_pickle(file: Path, wanted: str) -> dict[str, Tensor]:
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
     environment |= {"OMP_NUM_THREADS": "1", "HOME": os.devnull}
     with tempfile.TemporaryDirectory(prefix="weights-") as folder:
-        environment["TMPDIR"] = folder  # the only one that the child may write
+        environment["TMPDIR"] = folder  # the only folder to which the child may write
         out = Path(folder) / "weights.safetensors"
         root = str(Path(__file__).absolute().parents[3])
         command = [sys.executable, "-I", "-c", _CHILD, root, str(file.absolute()), wanted, str(out)]
-        # a file and not a pipe: the child's limit of written bytes applies to a file; a pipe would fill this process
+        # A file, since the child's limit on written bytes applies to it; a pipe could fill the memory of this process
         with tempfile.TemporaryFile() as said:
             try:
                 done = subprocess.run(
@@ -159,11 +159,11 @@ def _read_pickle(file: Path, wanted: str) -> dict[str, Tensor]:
             answer = _answer(said.read().decode(errors="replace"))
         if answer is None:
             how = f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
-            raise ValueError(f"{file}: reading it ended with {how}. Give a .safetensors file.")
+            raise ValueError(f"{file}: the process that read it ended with {how}. Use a .safetensors file.")
         if answer.get("found"):
-            raise ValueError(_other_file(file, str(answer["found"])[:64]))
+            raise ValueError(_describe_other_file(file, str(answer["found"])[:64]))
         if "error" in answer:
-            raise ValueError(_damaged(file, reason_of(ValueError(str(answer["error"])))))
+            raise ValueError(_describe_damage(file, reason_of(ValueError(str(answer["error"])))))
         return dict(load(out.read_bytes()))
 
 
@@ -179,9 +179,15 @@ def _answer(text: str) -> dict[str, Any] | None:
 
 
 def convert(file: Path, wanted: str, out: Path) -> dict[str, str]:
-    """Read a pickle of tensors and write them to `out`; the checked bytes are the bytes that are read.
+    """Check the digest of a pickle and write its tensors to `out`; the file is read only once for both.
 
-    Returns an empty dictionary, or `found` (another digest) or `error`.
+    Args:
+        file: the pickle.
+        wanted: the expected SHA-256, in hexadecimal digits.
+        out: the safetensors file to write.
+
+    Returns:
+        An empty dictionary, or `found` with the digest if it is another one, or `error` with a reason.
     """
     content = file.read_bytes()
     if (found := hashlib.sha256(content).hexdigest()) != wanted:
@@ -192,15 +198,15 @@ def convert(file: Path, wanted: str, out: Path) -> dict[str, str]:
 
     try:
         tensors = read(content)
-        # separate memory for each: safetensors refuses tensors that share it
+        # clone, because safetensors refuses tensors that share memory
         save_file({name or BARE: value.detach().clone().contiguous() for name, value in tensors.items()}, out)
     except Exception as error:  # any exception that a damaged or hostile file causes in pickle, zipfile and torch
         return {"error": reason_of(error)}
     return {}
 
 
-def _bound(size: int) -> None:
-    """Limit this process after all imports; `size` is the file's, in bytes."""
+def _limit_resources(size: int) -> None:
+    """Limit memory, written bytes and CPU time of this process, after all imports; `size`: bytes of the file."""
     limit_process(6 * size + _SPARE, 2 * size + _MIB, SECONDS)
 
 
@@ -208,9 +214,9 @@ def main() -> int:
     file, wanted, out = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     isolate([file, Path(__file__).parent], [out.parent])
     try:
-        import ctvr.methods.backbone.inert  # noqa: F401 (before the limits: they shall not count torch's own memory)
+        import ctvr.methods.backbone.inert  # noqa: F401 (imported first, so that the limits omit torch's own memory)
 
-        _bound(file.stat().st_size)
+        _limit_resources(file.stat().st_size)
         answer = convert(file, wanted, out)
     except (OSError, MemoryError) as error:
         answer = {"error": str(error) or type(error).__name__}

@@ -1,8 +1,8 @@
-"""BERT's word pieces, with which UMT reads captions, questions and answers (Devlin et al., arXiv:1810.04805).
+"""BERT's WordPiece tokenizer, which UMT uses for captions, questions and answers (Devlin et al., arXiv:1810.04805).
 
-Text is lower-cased, stripped of accents and split at blanks and around punctuation. A word is cut greedily: the longest
-piece of the vocabulary from its beginning, then the longest `##` piece of the rest, and so on. A word that cannot be
-cut is [UNK]. Captions and questions are cleaned first, as in UMT's code; answers are not.
+Text is lower-cased, stripped of accents and split at whitespace and around punctuation. A word is split greedily into
+the longest vocabulary piece at its start, then the longest `##` piece of the rest, and so on. A word that cannot be
+split becomes [UNK]. Captions and questions are cleaned first, as in UMT's code; answers are not.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 
 MARKS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-_LONGEST = 100  # letters of a word; a longer one is [UNK]
+_LONGEST = 100  # maximum number of characters of a word; a longer word becomes [UNK]
 
 
 def clean(text: str) -> str:
-    """Remove punctuation from a caption or question, lower-case it and collapse its blanks."""
+    """Lower-case a caption or question, remove punctuation and collapse whitespace, as UMT's code does."""
     text = re.sub(r"[,.'!?\"()*#:;~]", "", text.lower()).replace("-", " ").replace("/", " ")
     return " ".join(text.replace("<person>", "person").split())
 
 
 class WordPieces:
-    """A tokenizer from a vocabulary that ends captions with an additional mark, the largest id, which UMT removes.
+    """WordPiece tokenizer that ends each caption with an additional end mark, the largest id.
 
-    Code that reads captions relies on this format (`UmtText.without_end`).
+    Code that reads captions finds their ends by this mark; UMT removes it (`UmtText.without_end`).
     """
 
     def __init__(self, vocabulary: Sequence[str], length: int = 65) -> None:
@@ -36,7 +36,7 @@ class WordPieces:
 
         Args:
             vocabulary: pieces in the order of their ids; [PAD] is the first.
-            length: L of captions, including the mark.
+            length: L, the number of ids of a tokenized caption, end mark included; longer captions are cut.
 
         Raises:
             ValueError: if the vocabulary lacks one of `MARKS`, or [PAD] is not the first.
@@ -44,22 +44,27 @@ class WordPieces:
         self.ids = {piece: number for number, piece in enumerate(vocabulary)}
         lacking = [mark for mark in MARKS if mark not in self.ids]
         if lacking or self.ids["[PAD]"] != 0:
-            raise ValueError(f"a vocabulary of BERT begins with [PAD] and holds {', '.join(MARKS)}.")
+            raise ValueError(f"a vocabulary of BERT begins with [PAD] and contains {', '.join(MARKS)}.")
         self.length, self.end = length, len(vocabulary)
-        self._known: dict[str, tuple[int, ...]] = {}  # cache: words recur
+        self._known: dict[str, tuple[int, ...]] = {}  # cache of words and the ids of their pieces
 
     @classmethod
     def of_file(cls, file: Path) -> WordPieces:
-        """Load a `vocab.txt`, one piece a line."""
+        """Load a `vocab.txt`, one piece a line.
+
+        Raises:
+            FileNotFoundError: if the file does not exist.
+            ValueError: if it is not a vocabulary of BERT in UTF-8.
+        """
         if not file.is_file():
-            raise FileNotFoundError(f"{file}: no such vocabulary. Give the vocab.txt of bert-base-uncased.")
+            raise FileNotFoundError(f"{file}: no such vocabulary. Use the vocab.txt of bert-base-uncased.")
         try:
             return cls(file.read_text(encoding="utf-8").splitlines())
         except ValueError as error:  # UnicodeDecodeError, too
-            raise ValueError(f"{file}: {str(error).splitlines()[0]} Give the vocab.txt of bert-base-uncased.") from None
+            raise ValueError(f"{file}: {str(error).splitlines()[0]} Use the vocab.txt of bert-base-uncased.") from None
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        """Tokenize captions for batches: cleaned, [CLS], pieces, the mark, zeros: (N, L) int64."""
+        """Clean and tokenize N captions: (N, L) int64, each [CLS], its pieces, the end mark and zeros."""
         found = torch.zeros(len(texts), self.length, dtype=torch.int64)
         for row, text in enumerate(texts):
             ids = [*self.pieces(clean(text), self.length - 1), self.end]
@@ -67,7 +72,7 @@ class WordPieces:
         return found
 
     def answers(self, texts: Sequence[str], length: int = 5) -> Tensor:
-        """Tokenize answers for the decoder: [CLS], pieces, [SEP] if there is room, zeros: (N, length) int64."""
+        """Tokenize N answers for the decoder: (N, length) int64, each [CLS], its pieces, [SEP] if it fits, zeros."""
         found = torch.zeros(len(texts), length, dtype=torch.int64)
         for row, text in enumerate(texts):
             ids = [*self.pieces(text, length), self.ids["[SEP]"]][:length]
@@ -104,7 +109,7 @@ def _words(text: str) -> list[str]:
 
 
 def _is_apart(c: str) -> bool:
-    """Return whether a character is a token by itself: punctuation, other ASCII symbols and Chinese characters."""
+    """Return whether a character is a token by itself (punctuation, another ASCII symbol, a Chinese character)."""
     if c.isascii():
         return not c.isalnum() and not c.isspace()
     return unicodedata.category(c).startswith("P") or 0x4E00 <= ord(c) <= 0x9FFF

@@ -1,15 +1,15 @@
-"""Base class of strategies that keep an old index usable: captions move back to the model that stored the videos.
+"""Base class of strategies that map caption features to the feature space of the older model that encoded a video.
 
-This file is not a method. The videos of task k are stored by the model after task k and are never encoded again. After
-each later task j a link g_j is fitted from caption features of the model after task j to those of the model before it,
-on the training captions of task j, which both models encode. A caption of the model after task t then searches the
-videos of task k as
+This file is not a method. The model after task k encodes the videos of task k, which are never encoded again. After
+each later task j a map g_j, called a link, is fitted to the training captions of task j. It maps their features by the
+model after task j to their features by the model before it. A caption feature q_t of the model after task t then
+searches the videos of task k as
 
-    q^(k) = g_{k+1}( .. g_t(q_t)),   unit after each link; k = t: q_t itself
+    q^(k) = g_{k+1}( .. g_t(q_t)), normalized after each link;   q^(t) = q_t
 
-No video or caption of a former task is needed, and stored galleries stay as they are. A link is kept in buffers, so it
-adds no trained parameter. Where the retriever conditions captions on the searched task, a link has a map for each task
-before it, fitted on captions that are conditioned on that task.
+This needs neither videos nor captions of previous tasks, and does not change stored galleries. The weights of links are
+buffers, so links do not add trained parameters. If the retriever conditions captions on the searched task, a link has a
+map for each previous task, fitted to captions that are conditioned on that task.
 
 Shapes: n pairs of features, B captions, L text length, d width of a caption's feature, R maps of a link.
 """
@@ -34,9 +34,9 @@ from ctvr.methods.settings import SettingError
 
 
 class Link(nn.Module):
-    """R maps of unit features (B, d) of one model to those of the model before it, all the identity at first."""
+    """Base class of R maps from unit features of a model to those of the model before it, initially the identity."""
 
-    identity: Tensor  # (R,) bool, the maps that change nothing, to the bit
+    identity: Tensor  # (R,) bool, maps that return features unchanged, bit-identical
 
     def __init__(self, rows: int) -> None:
         super().__init__()
@@ -44,7 +44,13 @@ class Link(nn.Module):
 
     @torch.no_grad()
     def fit(self, row: int, new: Tensor, old: Tensor) -> None:
-        """Fit map `row` to unit features new -> old (n, d) of the same captions; equal features leave the identity."""
+        """Fit a map to unit features of captions; if `new` equals `old`, the map is the identity.
+
+        Args:
+            row: index of the map.
+            new: (n, d) features by the newer model.
+            old: (n, d) features of these captions by the older model.
+        """
         is_same = torch.equal(new, old)
         self.identity[row] = is_same
         if not is_same:
@@ -54,31 +60,38 @@ class Link(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: Tensor, row: int) -> Tensor:
-        """Map unit features (B, d) by map `row`; the result has no fixed length."""
+        """Apply map `row` to unit features (B, d). The result is not normalized."""
         raise NotImplementedError
 
 
 class FeatureMap(Protocol):
-    """A kind of map with its settings. Its weights are tensors by name, so that a link can keep several."""
+    """Interface of a kind of map with its settings; weights are arguments, so that a link can store several sets."""
 
     def start(self, width: int) -> Weights:
-        """Return weights with which the map is the identity on features of `width` numbers."""
+        """Return weights with which the map is the identity on features of width `width`."""
         ...
 
     def apply(self, w: Weights, x: Tensor) -> Tensor:
-        """Map features (B, d)."""
+        """Map features x: (B, d) -> (B, d)."""
         ...
 
     def fit(self, x: Tensor, y: Tensor) -> Weights:
-        """Return weights fitted to x -> y (n, d), float32 on their device."""
+        """Return float32 weights, on the device of x, of a map from x (n, d) to y (n, d)."""
         ...
 
 
 class MapLink(Link):
-    """Maps of one kind; their weights are buffers (R, ...)."""
+    """Link of R maps of one kind, whose weights are buffers (R, ...)."""
 
     def __init__(self, kind: FeatureMap, width: int, rows: int, pairs: int) -> None:
-        """Take the kind of map, d, R, and the maximum number of pairs to which a map is fitted."""
+        """Build R maps.
+
+        Args:
+            kind: kind of map.
+            width: d.
+            rows: R.
+            pairs: maximum number of pairs to which a map is fitted.
+        """
         super().__init__(rows)
         self.kind, self.pairs = kind, pairs
         start = kind.start(width)
@@ -87,11 +100,11 @@ class MapLink(Link):
             self.register_buffer(name, value.repeat(rows, *[1] * value.ndim))
 
     def _fit(self, row: int, new: Tensor, old: Tensor) -> None:
-        step = -(-len(new) // self.pairs)  # from the whole task
+        step = -(-len(new) // self.pairs)  # the selected pairs are spread over the task
         self.fit_map(row, new[::step].float(), old[::step].float())
 
     def fit_map(self, row: int, x: Tensor, y: Tensor) -> None:
-        """Fit map `row` to the chosen pairs x -> y (n, d)."""
+        """Fit map `row` from x (n, d) to y (n, d)."""
         for name, value in self.kind.fit(x, y).items():
             getattr(self, name)[row] = value
 
@@ -100,7 +113,9 @@ class MapLink(Link):
 
 
 class QueryCompensation(Strategy):
-    """A strategy whose captions search an older gallery through the links of the tasks since it was stored."""
+    """Base class of strategies whose captions search older galleries by the links of all tasks since."""
+
+    EPOCH_STATE = ("_taught",)
 
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:
@@ -114,24 +129,24 @@ class QueryCompensation(Strategy):
         known = base.capabilities(base_config)
         if known.videos_are_frozen:
             raise SettingError(
-                "the strategy adapts captions to an older index, but the retriever never changes a stored video",
+                "the strategy adapts captions to older videos, but this retriever never changes features of videos",
                 write="base.side=both",
             )
         if known.several_text_vectors:
             raise SettingError(
-                "the strategy maps the one vector of a caption, but the retriever has several", write="<base>=clip4clip"
+                "the strategy maps one vector per caption, but this retriever has several", write="<base>=clip4clip"
             )
 
     def __init__(self, config: Any, base: Method) -> None:
         super().__init__(config, base)
-        self.links = nn.ModuleList()  # g_1, g_2, ..: g_j is self.links[j - 1], of the task with index j
-        self.teacher: Frozen | None = None  # the model before the current task, until its link is fitted
-        self.index = 0  # of the current task
-        self._taught = VideoFeatureCache()  # the teacher's features of videos
+        self.links = nn.ModuleList()  # self.links[j - 1] is g_j, fitted after the task with index j
+        self.teacher: Frozen | None = None  # the model before the current task, until the task's link is fitted
+        self.index = 0  # index of the current task
+        self._taught = VideoFeatureCache()  # features of videos by the teacher
         self.text_passes = 0 if base.declared.task_conditioned_text else 1
 
     def make_link(self, width: int, rows: int) -> Link:
-        """Return a new link of `rows` maps of features with `width` numbers."""
+        """Return a new link of `rows` maps of features of width `width`."""
         raise NotImplementedError
 
     # ---------------------------------------------------------------------------------- the stream
@@ -145,17 +160,17 @@ class QueryCompensation(Strategy):
         super().begin_task(task)
 
     def _width(self, teacher: Frozen) -> int:
-        """Return d, the width of the feature of a caption of one word.
+        """Return d, measured by encoding a caption of one word.
 
         Raises:
-            ValueError: if the feature is not one vector.
+            ValueError: if its feature is not one vector.
         """
         held = next(chain(self.base.parameters(), self.base.buffers()), torch.empty(0))
         shape = teacher("encode_text", torch.tensor([[1, 2]], device=held.device)).shape
         if len(shape) != 2:
             raise SettingError(
-                f"<base>: {type(self.base).__name__} encodes a caption as {tuple(shape[1:])} numbers, but the "
-                "strategy maps one vector",
+                f"<base>: {type(self.base).__name__} encodes a caption as a tensor of shape {tuple(shape[1:])}, but "
+                "the strategy maps one vector",
                 write="<base>=clip4clip",
             )
         return shape[1]
@@ -167,16 +182,16 @@ class QueryCompensation(Strategy):
         captions: list[Tensor] = []
         batches = _keep_captions(loader, captions)
         super().end_task(task, batches)
-        for _ in batches:  # batches that the retriever has not read
+        for _ in batches:  # read the batches that the retriever has not read
             pass
         self.fit_link(self.links[-1], captions)
         self.teacher = None
 
     @torch.no_grad()
     def fit_link(self, link: Any, captions: Sequence[Tensor]) -> None:
-        """Fit every map of the current task's link to captions (B, L), one tensor for each batch.
+        """Fit all maps of the link of the current task to captions, given as tokens (B, L) of each batch.
 
-        Every worker sees all pairs of the task at its end, so nothing is gathered.
+        At the end of a task every worker gets all its pairs, so features need not be gathered.
         """
         assert self.teacher is not None
         is_by_task = self.base.declared.task_conditioned_text
@@ -189,11 +204,11 @@ class QueryCompensation(Strategy):
     # ---------------------------------------------------------------------------------- searching
 
     def links_to(self, block: int) -> list[Link]:
-        """Return the links between the current model and the videos of task `block`, the newest first."""
+        """Return the links that lead from the current model to that of task `block`, the newest first."""
         return [self.links[j - 1] for j in range(self.index, block, -1)]  # type: ignore[misc]
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
-        """Encode captions (B, L) for the stored videos of `task`: (B, d), as long as the retriever's own features."""
+        """Encode captions (B, L) for the stored videos of `task`: (B, d), with the norms of the retriever's output."""
         feature = self.base.encode_text(tokens, task)
         return feature if task is None else self.move_text(feature, task)
 
@@ -201,7 +216,7 @@ class QueryCompensation(Strategy):
         return self.base.encode_text(tokens)
 
     def move_text(self, features: Tensor, task: int) -> Tensor:
-        """Move the retriever's features (B, d) of captions to the model that stored the videos of `task`."""
+        """Map caption features (B, d) of the retriever to the space of the model that encoded the videos of `task`."""
         links = [] if self.gallery_is_fresh else self.links_to(task)
         if not links:
             return features
@@ -212,7 +227,7 @@ class QueryCompensation(Strategy):
             return torch.where(still, feature, moved)
 
     def move(self, x: Tensor, links: Sequence[Link], block: int) -> Tensor:
-        """Move unit features (B, d) through the links to the space of task `block`."""
+        """Apply links to unit features (B, d), in order, and normalize after each; `block` is the searched task."""
         for link in links:
             x = l2_normalize(link(x, row_of(link, block)))
         return x
@@ -220,33 +235,33 @@ class QueryCompensation(Strategy):
     # ------------------------------------------------------------------------------------- losses
 
     def distilled(self, batch: Batch, query_weight: float, video_weight: float) -> dict[str, Tensor]:
-        """Return the retriever's losses, and the means of 1 - cos between old and new captions and between old and new
-        videos.
+        """Return the losses of the retriever, and the mean of 1 - cos between features by the old and the new model.
 
         Args:
             batch: batch of the current task.
-            query_weight, video_weight: weights of the two means; 0 leaves a term out.
+            query_weight: weight of the loss on captions; 0 omits it.
+            video_weight: weight of the loss on videos; 0 omits it.
         """
         if self.teacher is None or not (query_weight or video_weight):
             return super().losses(batch)
         encoded = EncodedOnce(self.base, batch)
         terms = encoded.losses()
         if query_weight:
-            terms["query_distillation"] = query_weight * _apart(
+            terms["query_distillation"] = query_weight * _mean_distance(
                 encoded.texts(), self.teacher("encode_text", batch.tokens)
             )
         if video_weight:
             old = self._taught.of(batch, partial(self.teacher, "encode_video"))
-            terms["video_distillation"] = video_weight * _apart(encoded.videos(), old)
+            terms["video_distillation"] = video_weight * _mean_distance(encoded.videos(), old)
         return terms
 
 
 def row_of(link: Link, block: int) -> int:
-    """Return the index of a link's map for the videos of task `block`."""
+    """Return the index of the map of a link that is used to search the videos of task `block`."""
     return min(block, len(link.identity) - 1)
 
 
-def _apart(new: Tensor, old: Tensor) -> Tensor:
+def _mean_distance(new: Tensor, old: Tensor) -> Tensor:
     """Compute the mean of 1 - cos over features (.., d), a scalar."""
     return (1 - F.cosine_similarity(new.float(), old.float(), dim=-1)).mean()
 

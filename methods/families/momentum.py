@@ -1,18 +1,20 @@
 """Shared base of the momentum-contrast retrievers in BMU-MoCo's tables (NeurIPS 2022, section 3.3).
 
-    q = f_theta(pair),  k = f_theta_m(pair) for every pair of momentum encoders (eq. 7, 9, 15)
-    loss over the keys and their queues (eq. 10-11, 16-18);  optimizer step
-    after the step: moving averages, which each method defines;  then the keys enter the queues
+A training step computes
 
-This file is not a method: base_moco, bmu_moco, bmu_fixed and bmu_ensemble define which momentum
-encoders they keep and how parameters flow between theta, the local theta_m (initialised from theta at
-every task) and the global theta~_m (initialised once). Queries are always encoded by theta, also in evaluation.
+    q = f_theta(pair),  k = f_theta_m(pair) for the momentum encoders theta_m (eq. 7, 9, 15)
+    the loss over the keys k and the queues of keys (eq. 10-11, 16-18);  the optimizer step
+    the moving averages, which each method defines;  then keys are appended to the queues
 
-Differences and assumptions (no code was published): CLIP in place of ViT-Base and BERT-Base; unit vectors;
-AdamW; the queue starts empty. The paper's resolution of 384 needs other position embeddings; here they are the
-backbone's own. Its best epoch is chosen on a validation set, which not all of its datasets have: on the others the
-epoch is chosen on test videos, and tables mark it. Its frames are drawn at random (section 3.2), which preset `paper`
-does by `data.sampling=random`.
+This file is not a method. base_moco, bmu_moco, bmu_fixed and bmu_ensemble define which momentum encoders they have, and
+how these and the trained encoders theta are averaged. The local theta_m is initialized from theta in every task, the
+global theta~_m only in the first. Queries are always encoded by theta, also in evaluation.
+
+No code was published. Differences and assumptions: CLIP instead of ViT-Base and BERT-Base; unit vectors; AdamW; queues
+start empty. The paper's resolution of 384 needs other position embeddings than those of the backbone used here. The
+paper selects the epoch on a validation set, which not all of its datasets have. On the others the epoch is selected on
+test videos here, and tables mark this. The paper samples frames at random (section 3.2), as does preset `paper` by
+`data.sampling=random`.
 
 Shapes: B pairs of all workers, d joint embedding, R keys in a queue.
 """
@@ -34,14 +36,14 @@ from ctvr.methods.layers.replay.queues import Pair
 from ctvr.methods.layers.transfer import to_device
 from ctvr.methods.settings import require, setting
 
-MOCO_UNPUBLISHED = ("optim.weight_decay", "data.num_frames")  # of every row of BMU-MoCo's paper
-# Section 4.1 and, where the paper does not specify (optimizer, weight decay, which caption), our assumption.
+MOCO_UNPUBLISHED = ("optim.weight_decay", "data.num_frames")  # for every row of BMU-MoCo's tables
+# Values of section 4.1; optimizer, weight decay and caption sampling, which the paper does not specify, are ours
 PAPER: dict[str, Any] = {
     "optim.name": "adamw",
     "optim.epochs": 10,
     "optim.schedule": "first_epoch",  # 5e-5 in the first epoch of each task, 5e-6 afterwards
     "optim.first_epoch_scale": 0.1,
-    "optim.warmup": 0.0,  # the first epoch has 5e-5 from its first step on
+    "optim.warmup": 0.0,  # the first epoch has the learning rate 5e-5 from its first step on
     "optim.weight_decay": 0.01,
     "data.batch_size": 48,
     "data.augment": "gray_jitter",
@@ -49,33 +51,43 @@ PAPER: dict[str, Any] = {
     "data.caption_sampling": "random_per_video",
     "evaluation.select": "best",  # "choose the best trained one w.r.t. the validation R@1"
 }
-# With optim.lr_scale=50: 2e-4, which suits the small backbone. A task of shapes-cvlm has 64 to 256 pairs: the paper's
-# 1440 keys would be 5 to 22 epochs of it, and are a small part of one epoch in the paper
+# With optim.lr_scale=50 the learning rate is 2e-4, which suits the small backbone. A task of shapes-cvlm has 64 to 256
+# pairs, so a queue of 1440 keys would span 5 to 22 epochs; in the paper it spans a small part of one epoch
 SHAPES: dict[str, Any] = {"method.lr": 4e-6, "method.queue_size": 32}
 SHAPES_WRAPPED: dict[str, Any] = {"base.lr": 4e-6, "base.queue_size": 32}
 # Remedies of errors
-MOMENTUM_HINT = "The paper uses 0.99; 1 changes nothing."
-START_HINT = "Use 1 for all tasks, 2 as the paper's tables."
+MOMENTUM_HINT = "The paper uses 0.99; 1 disables the update."
+START_HINT = "Use 1 for all tasks, or 2 as in the paper's tables."
 
 
 @dataclass(frozen=True, kw_only=True)
 class MomentumConfig:
-    """Settings of all four methods; defaults are the paper's."""
+    """Settings of all four momentum retrievers; default values are from the paper unless a setting says otherwise."""
 
     UNPUBLISHED: ClassVar[tuple[str, ...]] = MOCO_UNPUBLISHED
 
     lr: float = setting(5e-5, doc="learning rate of both towers", part="recipe")
     m: float = setting(0.99, doc="momentum of the momentum encoders, eq. 8", part="recipe")
-    tau: float = setting(0.07, doc="temperature of eq. 10, fixed", part="loss")
-    queue_size: int = setting(1440, doc="keys in a queue N_Q", part="loss")
-    text_pool: TextPool = setting("eot", doc="pooling of text tokens; avg: the paper's mean of all tokens", paper="avg")
-    mask_same_video: bool = setting(False, doc="excludes keys of the same video from the negatives", part="loss")
-    inbatch_negatives: bool = setting(
-        False, doc="other keys of the batch as negatives, in addition to the queue", part="loss"
+    tau: float = setting(0.07, doc="temperature of the contrastive loss, eq. 10; it is not trained", part="loss")
+    queue_size: int = setting(1440, doc="number N_Q of keys in a queue", part="loss")
+    text_pool: TextPool = setting(
+        "eot",
+        doc="pooling of text tokens: eot, the end-of-text token; avg, the mean of all tokens, as in the paper",
+        paper="avg",
     )
-    queue_init: Literal["empty", "random"] = setting("empty", doc="initial content of the queues", part="loss")
+    mask_same_video: bool = setting(
+        False, doc="whether to exclude keys of the query's own video from the negatives", part="loss"
+    )
+    inbatch_negatives: bool = setting(
+        False, doc="whether other keys of the batch are negatives, in addition to the queue", part="loss"
+    )
+    queue_init: Literal["empty", "random"] = setting(
+        "empty", doc="initial content of the queues: empty, or random unit vectors", part="loss"
+    )
     queue_across_tasks: Literal["keep", "reset"] = setting(
-        "keep", doc="local queue at the start of a task; the global queue is always kept", part="loss"
+        "keep",
+        doc="keep or reset of the local queue at the start of a task; the global queue is always kept",
+        part="loss",
     )
 
     def __post_init__(self) -> None:
@@ -87,11 +99,15 @@ class MomentumConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ReviewConfig(MomentumConfig):
-    """Settings of the methods that move theta towards its momentum encoders."""
+    """Settings of the methods that also update theta from its momentum encoders."""
 
-    m_hat: float = setting(0.99, doc="momentum of eq. 12; 1: without review", later=True, part="recipe")
+    m_hat: float = setting(
+        0.99, doc="momentum of the reverse update, eq. 12; 1: no reverse update", later=True, part="recipe"
+    )
     method_start_task: int = setting(
-        2, doc="first task of the method; earlier ones are Base-MoCo, so all rows of table 1 share their first task"
+        2,
+        doc="number, from 1, of the first task trained with the method; earlier tasks are trained with Base-MoCo, so "
+        "all rows of table 1 have an equal first task",
     )
 
     def __post_init__(self) -> None:
@@ -101,10 +117,10 @@ class ReviewConfig(MomentumConfig):
 
 
 class MomentumRetriever(Method):
-    """Mean-pooled CLIP trained against the keys of its momentum encoders.
+    """Mean-pooled CLIP, trained by contrast with the keys of momentum encoders.
 
-    A method defines its momentum encoders and overrides `after_step`, which ends with
-    `enqueue()`. A strategy that wraps one may pass its own queries and keys to `contrast`.
+    A subclass defines its momentum encoders, and overrides `after_step`, which must end with `enqueue()`. A strategy
+    that wraps it may pass other queries and keys to `contrast`.
     """
 
     config: MomentumConfig
@@ -112,7 +128,7 @@ class MomentumRetriever(Method):
 
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:
-        # Pairs are compared with queues, not with each other
+        # Negatives are from queues, not from the batch
         return Capabilities(fits_vectors=True, uses_all_parameters=True, uses_in_batch_negatives=False)
 
     def __init__(
@@ -128,11 +144,11 @@ class MomentumRetriever(Method):
 
     @property
     def momenta(self) -> list[Momentum]:
-        """The existing momentum encoders: local, global."""
+        """Existing momentum encoders, the local before the global one."""
         return [momentum for momentum in (self.local, self.global_) if momentum is not None]
 
     def contrasted(self) -> list[Momentum]:
-        """Return the momentum encoders whose keys are in the current task's loss."""
+        """Return the momentum encoders whose keys the loss of the current task uses."""
         return self.momenta
 
     def begin_task(self, task: Task) -> None:
@@ -140,7 +156,7 @@ class MomentumRetriever(Method):
         self._new = []
         is_first = task.index == 0
         for momentum in self.momenta:
-            if is_first or momentum is self.local:  # theta~_m is initialised only in the first task
+            if is_first or momentum is self.local:  # theta~_m is initialized only in the first task
                 momentum.restart(self.encoders)
             if is_first or (momentum is self.local and self.config.queue_across_tasks == "reset"):
                 momentum.queue.reset(random=self.config.queue_init == "random")
@@ -162,16 +178,16 @@ class MomentumRetriever(Method):
         return SeparableEncoders(self.encoders, ("video", "text"))
 
     def queries(self, batch: Batch) -> Pair:
-        """Compute q of the global batch, eq. 7."""
+        """Compute the queries q (B, d) of the global batch, eq. 7."""
         return self.encoders.pair(batch.frames, batch.tokens)
 
     def keys(self, batch: Batch) -> list[Pair]:
-        """Compute k of the global batch by each of `momenta`, eq. 9 and 15."""
+        """Compute the keys k (B, d) of the global batch by each encoder of `momenta`, eq. 9 and 15."""
         return [momentum.keys(batch.frames, batch.tokens) for momentum in self.momenta]
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         queries, keys, videos = self.queries(batch), self.keys(batch), gather(batch.video_ids)
-        if batch.task_ids is not None and world_size() > 1:  # replayed pairs after all others, as with one worker
+        if batch.task_ids is not None and world_size() > 1:  # put replayed pairs last, as with one worker
             is_replayed = to_device((batch.task_ids != self.task_index).long(), videos.device)
             order = gather(is_replayed).argsort(stable=True)
             queries, *keys = (Pair(pair.video[order], pair.text[order]) for pair in (queries, *keys))
@@ -186,14 +202,16 @@ class MomentumRetriever(Method):
         extra: Sequence[Pair] = (),
         extra_videos: Tensor | None = None,
     ) -> Tensor:
-        """Compute eq. 10-11 over `contrasted()`, eq. 16-18 for two. With gradients, `keys` will be enqueued.
+        """Compute the loss over the encoders of `contrasted()`: eq. 10-11 for one, eq. 16-18 for two.
+
+        With gradients enabled, `keys` are appended to the queues by the next `enqueue()`.
 
         Args:
-            queries: (B, d) of the global batch.
-            keys: (B, d) for each of `momenta`.
-            videos: (B,) video numbers.
-            extra: (R, d) for each of `momenta`: keys that are only negatives and are not enqueued.
-            extra_videos: (R,) video numbers of `extra`.
+            queries: (B, d) features of the global batch.
+            keys: (B, d) keys of each encoder of `momenta`.
+            videos: (B,) video ids of the global batch.
+            extra: (R, d) additional negatives for each encoder of `momenta`, which are not appended to the queues.
+            extra_videos: (R,) video ids of `extra`.
         """
         if torch.is_grad_enabled():
             self._new.append((list(keys), videos))
@@ -215,7 +233,7 @@ class MomentumRetriever(Method):
         return Negatives(keys, same if self.config.mask_same_video else torch.zeros_like(same))
 
     def enqueue(self) -> None:
-        """Put the keys of the last step into the queues."""
+        """Append the keys of the last step to the queues."""
         for keys, videos in self._new:
             for momentum, pair in zip(self.momenta, keys):
                 momentum.queue.enqueue(pair, videos)

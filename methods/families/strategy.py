@@ -1,4 +1,4 @@
-"""Base classes of strategies: delegation to the wrapped retriever, and a memory of former pairs.
+"""Base classes of strategies: delegation to the wrapped retriever, and a replay buffer of pairs of previous tasks.
 
 This file is not a method. A strategy wraps a retriever (`base`), which does not refer to the strategy.
 """
@@ -19,28 +19,28 @@ from ctvr.methods.layers.replay.buffer import Policy, ReplayBuffer
 from ctvr.methods.settings import SettingError, require, setting
 
 RESERVOIR = (
-    "policy of the buffer. reservoir: one uniform sample of all pairs so far, as the original; ring: an equal share "
-    "for each task"
-)  # of a method whose original keeps a reservoir
+    "policy of the buffer. reservoir: one uniform sample of all pairs so far, as in the original; ring: an equal "
+    "number of pairs of each task"
+)  # help text of methods whose original uses a reservoir
 
 
 class Strategy(Method):
-    """A strategy without changes: every member of the contract is the wrapped retriever's, except NOT_FORWARDED."""
+    """Base class of strategies; members of `Method` are delegated to the wrapped retriever, except NOT_FORWARDED."""
 
     wraps = True
-    needs_momentum: ClassVar[bool] = False  # it works on the queues of the retrievers of methods/families/momentum.py
-    teacher: Frozen | None = None  # a former model that a strategy may distil
+    needs_momentum: ClassVar[bool] = False  # whether it needs a retriever with key queues (families/momentum.py)
+    teacher: Frozen | None = None  # an earlier model that a strategy may distill
 
     @classmethod
     def compares(cls, config: Any) -> bool:
-        """Return whether the strategy reads similarities within a batch from the retriever's `score`."""
+        """Return whether the strategy computes similarities within a batch with `score` of the retriever."""
         return False
 
     @classmethod
     def check_base(cls, config: Any, base: type[Method], base_config: Any) -> None:
         if cls.needs_momentum and not issubclass(base, MomentumRetriever):
             raise SettingError(
-                "the strategy works on queues of keys, which the momentum retrievers have", write="<base>=base_moco"
+                "the strategy needs a momentum retriever, which has queues of keys", write="<base>=base_moco"
             )
         if cls.compares(config) and (reason := base.capabilities(base_config).score_caveat):
             raise ValueError(f"the strategy compares similarities within a batch, and {reason}.")
@@ -54,15 +54,15 @@ class Strategy(Method):
         self.config, self.base = config, base
 
     def encode_own_captions(self, batch: Batch, encode: Callable[..., Tensor] | None = None) -> Tensor:
-        """Encode captions as the retriever does, by the `encode_text` of the strategy if it has its own."""
+        """Encode captions as the retriever does, but with `encode_text` of the strategy if the strategy defines one."""
         if type(self.base).encode_own_captions is Hooks.encode_own_captions:
             return super().encode_own_captions(batch, encode)
         own = None if type(self).encode_text is Strategy.encode_text else self.encode_text
         return self.base.encode_own_captions(batch, encode or own)
 
 
-def _forwarded(name: str) -> Any:
-    """Return a member of a strategy that calls the retriever's, or reads and sets the retriever's attribute."""
+def _delegate(name: str) -> Any:
+    """Return a member of a strategy that calls the method, or reads and sets the attribute, `name` of the retriever."""
     default = getattr(Method, name)
     if name in SET_BY_THE_LOOP:
         return property(lambda self: getattr(self.base, name), lambda self, value: setattr(self.base, name, value))
@@ -79,7 +79,7 @@ def _forwarded(name: str) -> Any:
 
 
 class _Fact:
-    """The retriever's attribute, unless the instance of the strategy sets its own."""
+    """Descriptor that reads an attribute of the retriever, or the default of `Method` if `_is_own` is true."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -91,12 +91,12 @@ class _Fact:
 
 
 def _is_own(strategy: Strategy, name: str) -> bool:
-    """Return whether a strategy overrides a member on which the contract's default of `name` is built."""
+    """Return whether a strategy overrides a member on which the default of `name` in `Method` depends."""
     cls = type(strategy)
     return any(getattr(cls, each) is not getattr(Strategy, each) for each in BUILT_ON.get(name, ()))
 
 
-# Member -> members that its default calls, or to which it applies. A strategy that overrides one has the default
+# Member -> members that its default calls or describes. A strategy that overrides one of these uses the default
 BUILT_ON = {
     "encode_video_for_task": ("encode_video",),
     "normalize_scores_v2t": ("normalize_scores",),
@@ -105,39 +105,41 @@ BUILT_ON = {
     "frozen_blocks": ("encode_video",),
 }
 SET_BY_THE_LOOP = ("gallery_is_fresh", "is_joint")
-TRAINS = ("losses", "logits")  # `Capabilities.accumulation` is not derived for a strategy that keeps them
-# Members of the contract that are not the retriever's, with the reason
+TRAINS = ("losses", "logits")  # `Capabilities.accumulation` is not derived for a strategy that delegates them
+# Members of `Method` that are not delegated to the retriever, with the reason
 NOT_FORWARDED = {
-    "Config": "each class has its settings",
-    "PRESETS": "each class has its presets",
-    "capabilities": "facts of the class; `Capabilities.wrapping` combines them with the retriever's",
-    "declared": "facts of the instance, combined with the retriever's",
+    "Config": "each class has separate settings",
+    "PRESETS": "each class has separate presets",
+    "capabilities": "describes the class; `Capabilities.wrapping` combines it with the capabilities of the retriever",
+    "declared": "describes the instance, combined with the capabilities of the retriever",
     "wraps": "true for a strategy, false for a retriever",
-    "domain": "a strategy states its own",
-    "controls": "rows of the class in a table",
+    "domain": "a strategy declares it",
+    "controls": "rows that the class adds to a table",
     "check_base": "the strategy checks the retriever",
-    "trains_on_searched": "receives the retriever's as `of_base`",
-    "keeps_videos": "receives the retriever's as `of_base`",
+    "trains_on_searched": "receives the value of the retriever as `of_base`",
+    "keeps_videos": "receives the value of the retriever as `of_base`",
 }
 for _name in {**vars(Hooks), **vars(Method)}:
     if not _name.startswith("_") and _name not in {*NOT_FORWARDED, *vars(Strategy)}:
-        setattr(Strategy, _name, _forwarded(_name))
+        setattr(Strategy, _name, _delegate(_name))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
-    """Settings of every memory; see `ReplayBuffer`. BMU-MoCo's paper keeps 10,000 pairs, a tenth of a task."""
+    """Settings of the replay buffer (`ReplayBuffer`). The paper of BMU-MoCo stores 10,000 pairs, a tenth of a task."""
 
-    buffer_size: int = setting(256, doc="pairs in the replay buffer; their frames stay in the store", part="loss")
+    buffer_size: int = setting(
+        256, doc="maximum number of pairs in the replay buffer, which stores ids and reads frames again", part="loss"
+    )
     buffer_share: float | None = setting(
         None,
-        doc="share of every earlier task's pairs in the replay buffer, such as 0.05, instead of buffer_size and "
-        "buffer_policy; none: buffer_size",
+        doc="share of the pairs of each previous task in the replay buffer, for example 0.05; replaces buffer_size and "
+        "buffer_policy; none: buffer_size is used",
         part="loss",
     )
     buffer_policy: Policy = setting(
         "ring",
-        doc="policy of the buffer. ring: an equal share for each task; reservoir: one uniform sample of all "
+        doc="policy of the buffer. ring: an equal number of pairs of each task; reservoir: one uniform sample of all "
         "pairs so far",
         part="loss",
     )
@@ -148,14 +150,15 @@ class ReplayConfig:
 
     @property
     def is_used(self) -> bool:
-        """Return whether the buffer stores anything."""
+        """Return whether the buffer stores pairs."""
         return bool(self.buffer_size or self.buffer_share)
 
 
 class ReplayStrategy(Strategy):
-    """A strategy that keeps the numbers of pairs of every finished task and reads the pairs again.
+    """Base class of strategies that store the ids of pairs of finished tasks, and read these pairs again.
 
-    They are read without augmentation. A retriever that encodes captions by task encodes them for their own task.
+    Pairs are read without augmentation. A retriever with task-conditioned text encodes a caption for the task of its
+    pair.
     """
 
     @classmethod
@@ -165,7 +168,7 @@ class ReplayStrategy(Strategy):
     def __init__(self, config: Any, base: Method, quota: Literal["dynamic", "static"] = "dynamic") -> None:
         super().__init__(config, base)
         self.memory = ReplayBuffer(config.buffer_size, config.buffer_policy, quota, config.buffer_share)
-        self.index = 0  # of the current task
+        self.index = 0  # index of the current task
 
     def set_pair_source(self, source: PairSource) -> None:
         super().set_pair_source(source)
@@ -179,10 +182,10 @@ class ReplayStrategy(Strategy):
         batches = self.memory.observe(task, loader, self.kept_features)
         super().end_task(task, batches)
         if self.config.is_used:
-            for _ in batches:  # batches that the retriever has not read
+            for _ in batches:  # read the batches that the retriever has not read
                 pass
 
     def kept_features(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return video and text features (B, d) to keep with pairs; none, unless a strategy overrides it."""
+        """Return video and text features (B, d) to store with pairs; (B, 0) unless a strategy overrides it."""
         none = batch.frames.new_empty(len(batch.video_ids), 0)
         return none, none

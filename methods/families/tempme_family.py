@@ -1,11 +1,12 @@
-"""Shared base of the retrievers in TempMe's tables (arXiv:2409.01156, sections 3.1 and 4.1): frozen CLIP, an
-adaptation of both towers and a token reducer in the video tower.
+"""Shared base of the retrievers in TempMe's tables (arXiv:2409.01156, sections 3.1 and 4.1).
 
-    f_t = CLIP_v(frame t | adaptation, reducer) at unit length,  v = mean over t of f_t, at unit length
-    q = CLIP_t(caption | adaptation) at its end-of-text token, at unit length
-    S = q v^T;  loss = InfoNCE of S / tau, mean of both directions, tau = 1 / exp(logit_scale) frozen
+They consist of frozen CLIP, an adaptation of both towers, and a token reducer in the vision tower:
 
-This file is not a method: lora, prompt, adapter and tempme each define their adaptation and reducer.
+    f_t = unit(CLIP_v(frame t | adaptation, reducer)),   v = unit(mean over t of f_t)
+    q = unit(CLIP_t(caption | adaptation) at the end-of-text token)
+    S = q v^T;   loss = InfoNCE of S / tau, averaged over both directions, with fixed tau = 1 / exp(logit_scale)
+
+This file is not a method. The methods lora, prompt, adapter and tempme define their adaptation and reducer.
 
 Shapes: B videos or captions, T frames, G attention groups, N tokens, D width of a tower, d joint embedding.
 """
@@ -29,8 +30,8 @@ from ctvr.methods.layers.reduction.diffrate_search import DiffRateSearch
 from ctvr.methods.layers.reduction.reducers import combine, make_reducer
 from ctvr.methods.settings import group, require, setting
 
-# Section 4.1 of the paper and, where it does not specify, the scripts of the released code. Frames and words belong to
-# the data set: 12 and 32 of MSRVTT and LSMDC (here, and the default), 64 and 64 of ActivityNet and DiDeMo (the tables).
+# Values of section 4.1 of the paper or, if it does not specify them, of the scripts of the released code. Frames and
+# tokens depend on the data set: 12 and 32 for MSRVTT and LSMDC (here), 64 and 64 for ActivityNet and DiDeMo (tables).
 PAPER: dict[str, Any] = {
     "optim.name": "adamw",
     "optim.weight_decay": 0.2,
@@ -43,7 +44,7 @@ PAPER: dict[str, Any] = {
     "data.batch_size": 128,
     "data.max_tokens": 32,
 }
-SHAPES: dict[str, Any] = {"method.lr": 2e-5}  # with optim.lr_scale=50: 1e-3, which suits the small backbone
+SHAPES: dict[str, Any] = {"method.lr": 2e-5}  # with optim.lr_scale=50 it is 1e-3, which suits the small backbone
 _ADAMW, _MAIN = "tvr/models/optimization_adamw.py", "main.py"
 RELEASED = Recipe(
     "LunarShen/TempMe (commit not recorded)",
@@ -69,14 +70,14 @@ RELEASED = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptedConfig:
-    """Settings of all four methods."""
+    """Settings of the four methods lora, prompt, adapter and tempme."""
 
     UNPUBLISHED: ClassVar[tuple[str, ...]] = ("optim.weight_decay", "optim.warmup", "optim.decay_parameters")
 
     lr: float = setting(6e-4, doc="learning rate of all weights added to CLIP", part="recipe")
     reducer: ReducerConfig = group(TRAINED_REDUCERS, "none", doc="token reduction in the vision tower")
     train_positions: Literal["all", "first"] = setting(
-        "all", doc="tasks that train clip positions; first: later tasks keep those of the first task"
+        "all", doc="tasks that train clip positions: all, or first, so that later tasks keep those of the first task"
     )
 
     def __post_init__(self) -> None:
@@ -84,57 +85,57 @@ class AdaptedConfig:
 
 
 class Adaptation(nn.Module):
-    """Additions to the blocks of both towers. None, unless a subclass overrides them."""
+    """Base class of additions to the blocks of both towers; without overrides, blocks are unchanged."""
 
     def __init__(self, backbone: Clip) -> None:
         super().__init__()
         self.depths = len(backbone.vision.blocks), len(backbone.text.blocks)
 
     def vision_seams(self, backbone: Clip) -> Sequence[BlockSeams]:
-        """Build one entry for each block of the image tower."""
+        """Return one `BlockSeams` for each block of the vision tower."""
         return [BlockSeams()] * self.depths[0]
 
     def text_seams(self, backbone: Clip) -> Sequence[BlockSeams]:
-        """Build one entry for each block of the text tower."""
+        """Return one `BlockSeams` for each block of the text tower."""
         return [BlockSeams()] * self.depths[1]
 
 
 class JointLoRA(Adaptation):
-    """LoRA on the fused q, k, v projection of every block: one A (r, D) for all three, B (3D, r), factor 1.
+    """LoRA on the fused q, k, v projection of every block: A (r, D) for all three, B (3D, r), factor 1.
 
-    The paper's 0.49 M parameters hold for this form only (appendix A writes one pair for each projection).
-    It is merged into the weights while they are frozen, so that by the paper's rule it costs no multiply-adds.
+    Only this form has the 0.49 M parameters of the paper, whose appendix A has one pair A, B for each projection.
+    LoRA is merged into frozen weights where possible, so its multiply-adds are counted as zero, as in the paper.
     """
 
     def __init__(self, backbone: Clip, rank: int) -> None:
         super().__init__(backbone)
-        self.vision = _joint(backbone.vision.width, self.depths[0], rank)
-        self.text = _joint(backbone.text.width, self.depths[1], rank)
+        self.vision = _make_joint(backbone.vision.width, self.depths[0], rank)
+        self.text = _make_joint(backbone.text.width, self.depths[1], rank)
 
     def vision_seams(self, backbone: Clip) -> list[BlockSeams]:
-        return list(map(_low_rank, self.vision))  # type: ignore[arg-type]
+        return list(map(_make_seams, self.vision))  # type: ignore[arg-type]
 
     def text_seams(self, backbone: Clip) -> list[BlockSeams]:
-        return list(map(_low_rank, self.text))  # type: ignore[arg-type]
+        return list(map(_make_seams, self.text))  # type: ignore[arg-type]
 
 
-def _low_rank(lora: LoRA) -> BlockSeams:
+def _make_seams(lora: LoRA) -> BlockSeams:
     return BlockSeams(qkv=partial(_add_low_rank, lora), fold=lora.merged_delta)
 
 
 def _add_low_rank(lora: LoRA, y: Tensor, qkv: Tensor, state: TokenState) -> Tensor:
-    """Add B A y to qkv in place (no other code reads qkv): a third of the cost of adding two tensors."""
+    """Add B A y (G, N, 3D) to qkv in place, which costs less than a separate sum; only the block reads qkv."""
     low = F.linear(y, lora.A).flatten(0, -2)  # (G * N, r)
     qkv.flatten(0, -2).addmm_(low, lora.B.mT.to(low.dtype), alpha=lora.scale)
     return qkv
 
 
-def _joint(width: int, blocks: int, rank: int) -> nn.ModuleList:
+def _make_joint(width: int, blocks: int, rank: int) -> nn.ModuleList:
     return nn.ModuleList(LoRA(rank, rank, width, 3 * width) for _ in range(blocks))
 
 
 class AdaptedClip(Method):
-    """Frozen CLIP, an adaptation and a reducer; the base of four methods and not a method itself."""
+    """Base class of methods that consist of frozen CLIP, an adaptation of both towers, and a token reducer."""
 
     @classmethod
     def capabilities(cls, config: AdaptedConfig) -> Capabilities:
@@ -154,7 +155,7 @@ class AdaptedClip(Method):
             self.reducer.is_searching = task.index == 0
 
     def param_groups(self) -> list[ParamGroup]:
-        if isinstance(self.reducer, DiffRateSearch):  # CLIP and its adaptation do not train
+        if isinstance(self.reducer, DiffRateSearch):  # neither CLIP nor the adaptation is trained
             reducer = self.config.reducer
             assert isinstance(reducer, SearchedDiffRateConfig)
             rates = ParamGroup(name="rates", params=list(self.reducer.parameters()), lr=reducer.lr_rates)
@@ -165,7 +166,7 @@ class AdaptedClip(Method):
         return [group for group in groups if group["params"]]
 
     def encode_frames(self, frames: Tensor) -> Tensor:
-        """Encode each frame, in temporal order: (B, T, 3, H, W) -> (B, T, d), not normalised."""
+        """Encode each frame, in temporal order: (B, T, 3, H, W) -> (B, T, d), not normalized."""
         seams = combine(self.reducer.seams(), self.adaptation.vision_seams(self.backbone))
         return self.backbone.vision(frames, seams)
 
@@ -182,8 +183,9 @@ class AdaptedClip(Method):
         return terms
 
     def task_metrics(self) -> dict[str, float]:
-        """Report the result of a search: K_p and K_m of every block, for prune_to and merge_to, and a frame's
-        multiply-adds.
+        """Return the result of a search of rates: `prune_to` (K_p) and `merge_to` (K_m) per block, and `frame_gmacs`.
+
+        `frame_gmacs` is the number of multiply-adds of a frame in 10^9. Without a search the result is empty.
         """
         if not isinstance(self.reducer, DiffRateSearch):
             return {}

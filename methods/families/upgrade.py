@@ -1,28 +1,31 @@
-"""A retriever whose backbone is replaced within a stream, while the index keeps the features of the former model.
+"""Retriever whose backbone is replaced within a stream, while the index keeps the features of the old model.
 
-This file is not a method. The tasks before task u were learned and stored by a model A; from task u on a new model B
-learns and stores. No video of A is encoded again. The captions c of all tasks search both parts of the index:
+This file is not a method. An old model A learned the tasks before task u and encoded their videos for the index. From
+task u on a new model B does so. Videos encoded by A are not encoded again. The captions c of all tasks search both
+parts of the index in one of three ways, where f is the text encoder of a model:
 
-    both   A's videos by f_A(c), B's by f_B(c): two passes of a caption
-    map    A's videos by p(f_B(c)), B's by f_B(c): one pass; p is fitted after each task of B, on its training captions
-    new    all videos by f_B(c): one pass; a baseline without a map, or for models that share a space
+    both   f_A(c) searches the videos of A, and f_B(c) those of B; a caption is encoded twice
+    map    p(f_B(c)) searches the videos of A, and f_B(c) those of B; a caption is encoded once; the map p is fitted
+           after each task of B to the training captions of that task
+    new    f_B(c) searches all videos; a baseline without a map, or for models with one feature space
 
-    p(x) = length unit((unit(x) - mean X) W + mean Y),   rows of X, Y: unit features by B and A; length: mean of A's
+    p(x) = length unit((unit(x) - mean X) W + mean Y)
 
-W is orthogonal (Procrustes, as in Drift-Adapter, arXiv:2509.23471) or linear, the projection of XBT (arXiv:2405.14715)
-in closed form. The widths of A and B may differ.
+Rows of X and Y are unit features of the captions by B and A, and length is the mean norm of features by A. W is
+orthogonal (Procrustes, as in Drift-Adapter, arXiv:2509.23471) or linear, the projection of XBT (arXiv:2405.14715) in
+closed form. The widths of A and B may differ.
 
-Similarities of two models are not on one scale. Each is therefore replaced by a z-score:
+The similarities of two models have different scales. Each is therefore replaced by a z-score:
 
     z(s) = (s - m) / sd
 
-m and sd are the mean and the standard deviation of a model's similarities of captions and videos that do not belong
-together, among the training pairs of the last task that the model has learned: task u - 1 for A, the newest for B. No
-searched video and no test caption is read for it. A mapped caption has A's m and sd, an unmapped one B's. The scale of
-a part changes no rank within it. A caption's feature carries its part's 1 / sd and -m / sd as two more numbers, which
-`score` applies.
+m and sd are mean and standard deviation of the similarities of a model between captions and videos of different pairs.
+They are measured on training pairs of the last task that the model learned: task u - 1 for A, the newest task for B.
+Neither searched videos nor test captions are used. A mapped caption uses m and sd of A, an unmapped one those of B. The
+z-score does not change the ranking within one part of the index. The feature of a caption has two additional elements,
+1 / sd and -m / sd, which `score` applies.
 
-Tasks of A have negative indices here: B's first task is 0, and the task before it -1.
+Tasks of A have negative indices here: the first task of B is 0, and the task before it is -1.
 
 Shapes: n pairs or captions, B captions, V videos, L text length, d width of a feature.
 """
@@ -42,18 +45,18 @@ from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.layers.feature_maps import procrustes, ridge_map
 
 OLD, NEW = 0, 1  # rows of `Upgraded.scales`
-MOST = 1024  # training pairs that are compared for a scale
+MOST = 1024  # maximum number of training pairs from which m and sd are measured
 
 
 class Upgraded(Strategy):
-    """The new model, with the old one for the videos that it stored."""
+    """The new model, which learns, and the old model, which is used only to search the videos that it encoded."""
 
     scales: Tensor  # (2, 2): 1 / sd and -m / sd of the old and the new model
     matrix: Tensor  # W (d of B, d of A)
-    mean_new: Tensor  # (d of B,)
-    mean_old: Tensor  # (d of A,)
-    length: Tensor  # ()
-    old_pairs: Callable[[], Iterable[Batch]]  # training pairs of the old model's last task, as it reads them
+    mean_new: Tensor  # mean X, (d of B,)
+    mean_old: Tensor  # mean Y, (d of A,)
+    length: Tensor  # () mean norm of features by A
+    old_pairs: Callable[[], Iterable[Batch]]  # training pairs of the last task of A, preprocessed for A
 
     def __init__(
         self,
@@ -65,8 +68,16 @@ class Upgraded(Strategy):
         kind: Literal["procrustes", "linear"],
         probe: tuple[Tensor, Tensor],
     ) -> None:
-        """Take the new and the old model, the old one's number of tasks, new tokens -> old ones (B, L), settings, a
-        caption (1, L) for each model.
+        """Wrap the two models.
+
+        Args:
+            base: the new model B.
+            old: the old model A.
+            learned: number of tasks that A learned.
+            translate: token ids (B, L) of B -> token ids (B, L) of A.
+            queries: how captions search the videos of A; the module's docstring describes the options.
+            kind: kind of the map p.
+            probe: a caption (1, L) tokenized for B and for A, from which the widths of features are measured.
         """
         super().__init__(None, base)
         self.old = old.requires_grad_(False).eval()
@@ -85,7 +96,7 @@ class Upgraded(Strategy):
 
     @cached_property
     def declared(self) -> Capabilities:
-        """Return the facts of the new model; captions depend on the searched part of the index."""
+        """Return the capabilities of the new model, except that captions depend on the searched part of the index."""
         return replace(self.base.declared, task_conditioned_text=True, compensates_age=True, text_is_frozen=False)
 
     def train(self, mode: bool = True) -> Upgraded:
@@ -103,7 +114,7 @@ class Upgraded(Strategy):
         seen: list[tuple[Tensor, Tensor, Tensor]] = []
         batches = _keep(loader, seen)
         super().end_task(task, batches)
-        for _ in batches:  # batches that the retriever has not read
+        for _ in batches:  # read the batches that the retriever has not read
             pass
         tokens, pairs, videos = zip(*seen)
         with torch.no_grad():
@@ -113,18 +124,29 @@ class Upgraded(Strategy):
 
     @torch.no_grad()
     def measure_old(self, loader: Iterable[Batch]) -> None:
-        """Measure the scale of the old model on the training pairs of its last task, as it reads them itself."""
+        """Measure m and sd of the old model on training pairs of its last task, preprocessed for the old model."""
         self.scales[OLD] = self._scale(self.old, self.learned - 1, ((b.frames, b.tokens, b.video_ids) for b in loader))
 
     def _read(self, pairs: Tensor, videos: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield frames, tokens and numbers of videos of at most `MOST` of the pairs (n,), spread over the task."""
+        """Yield frames, tokens and video ids of at most `MOST` pairs, at equal distances over the task.
+
+        Args:
+            pairs: (n,) pair ids of the task.
+            videos: (n,) video ids of these pairs.
+        """
         step = -(-len(pairs) // MOST)
         for some, which in zip(pairs[::step].split(32), videos[::step].split(32)):
             yield *self._source.pairs(some.tolist()), which
 
     @staticmethod
     def _scale(model: Method, task: int, pairs: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
-        """Return 1 / sd and -m / sd (2,) of the similarities of a model's captions and other videos."""
+        """Return 1 / sd and -m / sd (2,) of the similarities of captions and videos of different pairs.
+
+        Args:
+            model: the model that encodes them.
+            task: index of the task, for the model.
+            pairs: frames, tokens and video ids.
+        """
         found = [
             (model.encode_text(tokens, task).float(), model.encode_video_for_task(frames, task).float(), numbers)
             for frames, tokens, numbers in pairs
@@ -137,7 +159,7 @@ class Upgraded(Strategy):
         return torch.stack([1 / sd, -mean / sd]).float()
 
     def _fit(self, captions: Iterable[Tensor]) -> None:
-        """Fit p to the training captions (B, L) of a task, one tensor for each batch."""
+        """Fit p to the training captions of a task, given as tokens (B, L) of each batch."""
         new, old = [], []
         for tokens in captions:
             new.append(self.base.encode_text(tokens, 0).float())
@@ -153,46 +175,46 @@ class Upgraded(Strategy):
     # ---------------------------------------------------------------------------------- searching
 
     def encode_video_for_task(self, frames: Tensor, task: int) -> Tensor:
-        """Encode videos with the new model; videos of a former model's task are encoded as those of its first task."""
+        """Encode videos with the new model; videos of tasks of the old model are encoded as if they were of task 0."""
         return self.base.encode_video_for_task(frames, max(task, 0))
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
-        """Encode captions (B, L) -> (B, d + 2) for the stored videos of `task`; None: for the new model's videos."""
+        """Encode captions for the stored videos of `task`, or of the new model if None: (B, L) -> (B, d + 2)."""
         if task is None:
-            return self._scaled(self.base.encode_text(tokens), NEW)
+            return self._append_scale(self.base.encode_text(tokens), NEW)
         self.base.gallery_is_fresh = self.gallery_is_fresh
-        by_old = self._part(task) == OLD
+        by_old = self._model_of(task) == OLD
         if by_old and self.queries == "both":
-            return self._scaled(self.old.encode_text(self.translate(tokens), task + self.learned), OLD)
+            return self._append_scale(self.old.encode_text(self.translate(tokens), task + self.learned), OLD)
         feature = self.base.encode_text(tokens, max(task, 0))
-        return self._scaled(self._to_old(feature), OLD) if by_old else self._scaled(feature, NEW)
+        return self._append_scale(self._to_old(feature), OLD) if by_old else self._append_scale(feature, NEW)
 
     def encode_text_once(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features (B, d) of captions for the new model's videos, and for the old one's."""
+        """Return features (B, d) of captions for the videos of the new model, and for those of the old model."""
         new = self.base.encode_text(tokens)
         if self.queries == "new":
             return new, new
         return new, self.old.encode_text(self.translate(tokens)) if self.queries == "both" else self._to_old(new)
 
     def move_text(self, features: Any, task: int) -> Tensor:
-        part = self._part(task)
-        return self._scaled(features[1 - part], part)
+        model = self._model_of(task)
+        return self._append_scale(features[1 - model], model)
 
-    def _part(self, task: int) -> int:
-        """Return the model in whose space captions search the videos of `task`."""
+    def _model_of(self, task: int) -> int:
+        """Return OLD or NEW, the model in whose feature space captions search the videos of `task`."""
         return OLD if task < 0 and not self.gallery_is_fresh and self.queries != "new" else NEW
 
     def _to_old(self, feature: Tensor) -> Tensor:
-        """Map features (B, d) of the new model's captions to the old model, by p."""
+        """Map caption features (B, d of B) of the new model by p to the space of the old model, (B, d of A)."""
         with torch.autocast(feature.device.type, enabled=False):
             x = l2_normalize(feature) - self.mean_new
             return self.length * l2_normalize(x @ self.matrix + self.mean_old)
 
-    def _scaled(self, feature: Tensor, part: int) -> Tensor:
-        return torch.cat([feature.float(), self.scales[part].expand(len(feature), 2)], dim=-1)
+    def _append_scale(self, feature: Tensor, model: int) -> Tensor:
+        return torch.cat([feature.float(), self.scales[model].expand(len(feature), 2)], dim=-1)
 
     def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
-        """Return z-scores (B, V) of captions (B, d + 2) and videos, whose elements after the first d are zero."""
+        """Return z-scores (B, V) of captions (B, d + 2) and videos (V, >= d), compared by their first d elements."""
         width = queries.shape[-1] - 2
         similarity = self.base.score(queries[:, :width], gallery[:, :width])
         return similarity * queries[:, width : width + 1] + queries[:, width + 1 :]
@@ -200,6 +222,6 @@ class Upgraded(Strategy):
 
 def _keep(loader: Iterable[Batch], seen: list[tuple[Tensor, Tensor, Tensor]]) -> Iterator[Batch]:
     for batch in loader:
-        assert batch.pair_ids is not None  # the loop numbers its pairs
+        assert batch.pair_ids is not None  # the training loop sets them
         seen.append((batch.tokens, batch.pair_ids, batch.video_ids))
         yield batch

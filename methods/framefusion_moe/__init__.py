@@ -1,19 +1,20 @@
-"""FrameFusionMoE: cross-frame attention, and experts chosen by caption and task (arXiv:2503.10111, SIGIR 2025).
+"""FrameFusionMoE: cross-frame attention, and experts selected by caption and task (arXiv:2503.10111, SIGIR 2025).
 
-CLIP is frozen. Frame Fusion Adapters (FFA, section 3.3) let neighbouring frames attend to each other
-in the vision tower; Task-Aware Mixture-of-Experts adapters (TAME, section 3.4) condition a caption on
-the task whose stored videos it searches; the cross-task loss (section 3.5) keeps captions away from
-the stored videos of former tasks. Equation numbers are the paper's.
+CLIP is frozen. Frame Fusion Adapters (FFA, section 3.3) let neighboring frames attend to each other in the vision
+tower. Task-Aware Mixture-of-Experts adapters (TAME, section 3.4) condition a caption on the task whose stored videos it
+searches. The cross-task loss (section 3.5) makes captions dissimilar to stored videos of previous tasks. Equation
+numbers refer to the paper.
 
-The defaults are the paper's text and equations. Where it does not specify a setting of the method, the released code's
-value is used. Where the two differ, the difference is a setting (see the config); preset `released` is the code.
-All other settings are the same for all methods by default. In six of them the code differs, and the paper does not
-mention it: it warms up in the first task alone and from a rate of 0, decays every tensor, runs a full period of the
-cosine, uses the older AdamW, crops and flips, and keeps the epoch that is best on test videos. Not imitated: the code
-clips the gradient norm together with never-cleared gradients of CLIP's two projections and temperature, which no
-optimizer owns.
+The defaults follow the text and equations of the paper. If the paper does not specify a setting of the method, the
+value of the released code is used. Where paper and code differ, there is a setting (config.py), and preset `released`
+follows the code. All other settings have common defaults for all methods. In six of them the code differs without a
+statement in the paper. Its learning rate warms up in the first task only, from 0, and follows a full period of the
+cosine. Its weight decay applies to all tensors. It uses an older variant of AdamW, and crops and flips frames. It
+selects the epoch on test videos. One difference is not reproduced: the code clips the gradient norm together with
+gradients of CLIP's two projections and temperature, which are never reset and belong to no optimizer.
 
-Shapes: B pairs, T frames, L text length, d joint embedding, R stored videos of former tasks.
+Shapes: B pairs, T frames, L text length, D width of the text tower, d joint embedding, R stored videos of previous
+tasks.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from ctvr.methods.backbone.clip import BlockSeams, Clip
 from ctvr.methods.base import Batch, Capabilities, Method, ParamGroup, Task, l2_normalize
 from ctvr.methods.framefusion_moe.config import FrameFusionMoEConfig
 from ctvr.methods.framefusion_moe.recipes import PRESETS
+from ctvr.methods.layers.adapter_groups import expert_seams
 from ctvr.methods.layers.expert_usage import usage
-from ctvr.methods.layers.experts import PLACES, TaskAwareExperts, expert_seams
+from ctvr.methods.layers.experts import PLACES, TaskAwareExperts
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.contrastive import contrastive, cross_task
 from ctvr.methods.layers.pooling import mean_pool
@@ -40,14 +42,14 @@ from ctvr.methods.layers.temporal import Direction, FrameFusion, fused_blocks, f
 
 
 class FrameFusionMoE(Method):
-    """Frozen CLIP with FFA parallel to its spatial attention and TAME on q, k, v, out of its text tower."""
+    """Frozen CLIP with FFA parallel to its spatial attention, and TAME on q, k, v and out of its text tower."""
 
     Config = FrameFusionMoEConfig
     ON_FEATURES = {f"method.{each.name}": 1e-3 for each in fields(FrameFusionMoEConfig) if each.name.startswith("lr_")}
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = PRESETS
     controls = ("framefusion_moe:train-references", "framefusion_moe:no-cross-task")
 
-    train_features: Tensor  # (R, d), empty unless reference_source is `train`
+    train_features: Tensor  # (R, d) features of training videos; empty unless reference_source is `train`
 
     @classmethod
     def capabilities(cls, config: FrameFusionMoEConfig) -> Capabilities:
@@ -71,12 +73,12 @@ class FrameFusionMoE(Method):
         self.config, self.backbone = config, backbone
         self.ffa = nn.ModuleDict({str(layer): self._make_ffa(layer) for layer in self._ffa_blocks()})
         self.reducer = make_reducer(config.reducer, backbone.vision)
-        self._vision_seams()  # refuses a reducer that breaks the frames' alignment
+        self._vision_seams()  # raises an error if token i has different positions in the frames under this reducer
         fused = self._ffa_blocks() or range(len(backbone.vision.blocks), 0)
         self.frozen_blocks = fused.start if config.reducer.name == "none" else 0
         depth = len(backbone.text.blocks) if config.use_tame else 0
         self.tame = nn.ModuleList(nn.ModuleDict({place: self._make_tame() for place in PLACES}) for _ in range(depth))
-        self.prototypes = nn.ParameterList()  # p_t of eq. 4: one (D,) for each task of the stream
+        self.prototypes = nn.ParameterList()  # p_t (D,) of eq. 4 for each task of the stream
         self.register_buffer("train_features", torch.empty(0))
         self._task: Task | None = None
         self._galleries: dict[int, Tensor] = {}
@@ -84,7 +86,7 @@ class FrameFusionMoE(Method):
 
     @property
     def _has_bypass(self) -> bool:
-        """Return whether prototype 1 bypasses the router, as released; without prototypes every caption is routed."""
+        """Return whether task 1 uses expert 0 without the router, as in the released code; this needs prototypes."""
         return self.config.first_task_bypass and self.config.use_prototypes
 
     # ------------------------------------------------------------------------------------- the stream
@@ -99,9 +101,9 @@ class FrameFusionMoE(Method):
         self._former.restart()
 
     def _grow(self) -> None:
-        """Build the routers and, as copies of expert 0, the other experts; a bypassed task 1 needs neither.
+        """Build the routers, and the other experts as copies of expert 0, in adapters that lack them.
 
-        Preset `no-tame`, one expert for all tasks, never needs them.
+        Preset `no-tame`, which has one expert for all tasks, does not need them.
         """
         config = self.config
         for adapter in self._adapters() if config.is_routed else ():
@@ -125,9 +127,10 @@ class FrameFusionMoE(Method):
         return self._groups(self._task.index if self._task is not None else 0)
 
     def _groups(self, index: int) -> list[ParamGroup]:
-        """Return the parameters of task `index`: A and expert 0 in a bypassed task 1, later all experts and the router.
+        """Return the parameters that task `index` trains.
 
-        Joint training starts from CLIP, as task 1 does, and has its rates; it trains all prototypes so far.
+        With the bypass, task 1 trains A and expert 0; otherwise all experts and the routers are trained. Joint training
+        starts from CLIP and therefore uses the learning rates of task 1; it trains all prototypes so far.
         """
         config = self.config
         first = index == 0 or self.is_joint
@@ -151,11 +154,11 @@ class FrameFusionMoE(Method):
     # --------------------------------------------------------------------------------------- features
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        """Compute unit features (B, d) of frames (B, T, 3, H, W): the mean over frames of their class tokens."""
+        """Encode videos by the mean of the frames' class tokens: (B, T, 3, H, W) -> unit features (B, d)."""
         return mean_pool(self.backbone.vision(frames, self._vision_seams()))
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
-        """Compute unit features (B, d) of captions (B, L) that search the videos of `task`; None: the current task."""
+        """Encode captions that search the videos of `task`, or of the current task if None: (B, L) -> unit (B, d)."""
         present = self._task.index if self._task is not None else 0
         index = task if task is not None and self.declared.task_conditioned_text else present
         return l2_normalize(self.backbone.text(tokens, self._text_seams(index)))
@@ -176,7 +179,7 @@ class FrameFusionMoE(Method):
     # ----------------------------------------------------------------------------------------- losses
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Compute eq. 9: (1 - beta) (L_v2t + L_t2v) / 2 + beta L_CT; task 1 has no L_CT."""
+        """Compute eq. 9, (1 - beta) (L_v2t + L_t2v) / 2 + beta L_CT; in task 1 only the contrastive loss of eq. 7."""
         config = self.config
         queries, videos = gather(self.encode_own_captions(batch)), gather(self.encode_video(batch.frames))
         index = 0 if self._task is None else self._task.index
@@ -191,7 +194,7 @@ class FrameFusionMoE(Method):
         return {"contrastive": (1 - config.beta) * within, "cross_task": config.beta * across}
 
     def _sources(self, index: int) -> list[Tensor]:
-        """Return features of the videos of tasks before `index`: the searched ones, or those of training videos."""
+        """Return features (n, d) of stored or of training videos of the tasks before `index`."""
         if self.config.reference_source == "train":
             return [self.train_features]
         return [gallery for i, gallery in sorted(self._galleries.items()) if i < index]
@@ -199,7 +202,7 @@ class FrameFusionMoE(Method):
     # ------------------------------------------------------------------------------------------ parts
 
     def _ffa_blocks(self) -> range:
-        """Return vision blocks with FFA, counted from the end `ffa_placement`; all blocks of a shallower tower."""
+        """Return the indices of vision blocks with FFA, which depend on `ffa_layers` and `ffa_placement`."""
         count = self.config.ffa_layers if self.config.use_ffa else 0
         return fused_blocks(len(self.backbone.vision.blocks), count, self.config.ffa_placement)
 
@@ -211,21 +214,18 @@ class FrameFusionMoE(Method):
 
     def _make_tame(self) -> TaskAwareExperts:
         c, width = self.config, self.backbone.text.width
-        return TaskAwareExperts(width, width, c.rank, c.lora_alpha / c.rank, c.dropout)  # alpha / r: lambda of eq. 6
+        return TaskAwareExperts(width, width, c.rank, c.lora_alpha / c.rank, c.dropout)  # alpha / r is lambda of eq. 6
 
     def batch_metrics(self) -> dict[str, float | Tensor]:
-        """Report the usage of TAME's experts in the last batch; for a task 1 without a router, only that of the first
-        expert.
-        """
+        """Return the usage of TAME's experts in the last batch; only expert 0 is used in task 1 without a router."""
         return usage(self.tame)
 
     def counted_parameters(self) -> dict[str, int]:
-        """Count parameters in several ways; call it after the first `begin_task`.
+        """Return the number of parameters, counted in three ways; call it after the first `begin_task`.
 
-        `trained` and `trained_first_task`: distinct numbers that the optimizer updates in a later and in
-        the first task. `paper`: the parameters in the paper's 46.8M (46,801,933 for MSRVTT in 10 tasks): FFA in
-        every block, used or not, the prototypes of all tasks, and CLIP's two projections and temperature,
-        which are never trained.
+        `trained` and `trained_first_task` count the parameters that the optimizer updates in a later and in the first
+        task. `paper` counts those in the paper's 46.8M (46,801,933 for MSRVTT in 10 tasks): FFA in all blocks, even if
+        it is not used, prototypes of all tasks, and CLIP's two projections and temperature, which are not trained.
         """
         with torch.device("meta"):
             grown = self._make_tame()

@@ -1,4 +1,4 @@
-"""Settings of FrameFusionMoE. Equations and sections are those of its paper."""
+"""Settings of FrameFusionMoE. Equations and sections refer to its paper, arXiv:2503.10111."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ctvr.methods.settings import SettingError, group, require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class FrameFusionMoEConfig:
-    """Settings, with ranges in search_spaces/; values that are not published are the released code's."""
+    """Settings of FrameFusionMoE; default values that the paper does not specify are from the released code."""
 
     UNPUBLISHED = ("optim.weight_decay", "optim.warmup")
 
@@ -24,31 +24,36 @@ class FrameFusionMoEConfig:
     )
 
     # Vision, section 3.3
-    use_ffa: bool = setting(True, doc='frame fusion adapters; false: the ablation "w/o FFA", a frozen vision tower')
+    use_ffa: bool = setting(
+        True, doc="whether to use frame fusion adapters; without them (`w/o FFA`) the vision tower is frozen"
+    )
     ffa_layers: int = setting(
-        10, doc="blocks with FFA, at most the tower's depth; section 4.4: 10 for MSRVTT, 12 for ACTNET", depth=True
+        10,
+        doc="number of blocks with FFA, at most the depth of the tower; section 4.4: 10 for MSRVTT, 12 for ACTNET",
+        depth=True,
     )
     ffa_placement: Literal["shallowest", "deepest"] = setting(
-        "shallowest", doc="end of the tower that has FFA; section 5.3: shallowest, the code: deepest"
+        "shallowest", doc="blocks with FFA: the shallowest of the tower (section 5.3), or the deepest (released code)"
     )
     ffa_direction: Literal["previous", "alternate"] = setting(
         "previous",
-        doc="frame that a frame attends to. previous: eq. 1; alternate: the code, where odd blocks use the next frame",
+        doc="frame that a frame attends to: previous (eq. 1), or alternate, the next in odd blocks (released code)",
         exact=True,
     )
     ffa_mix: Literal["add", "convex"] = setting(
         "add",
-        doc="mixture of both attentions. add: eq. 3, SA + alpha CA; convex: the code, (1 - alpha) SA + alpha CA",
+        doc="mixture of spatial attention SA and cross-frame attention CA: add, SA + alpha CA (eq. 3); convex, "
+        "(1 - alpha) SA + alpha CA (released code)",
         exact=True,
     )
     ffa_output: bool = setting(
         True,
-        doc="output projection of FFA; eqs. 1 and 2 name none, but CLIP's attention has one and the printed "
-        "46.8M parameters need it",
+        doc="whether FFA has an output projection; eqs. 1 and 2 do not mention it, but CLIP's attention has one, and "
+        "the printed 46.8M parameters include it",
     )
     ffa_init: FFAInit = setting(
         "identity",
-        doc="initialization of FFA; not published, and the released code's depends on its version of transformers",
+        doc="initialization of FFA; not published; in the released code it depends on the version of transformers",
         unpublished=True,
     )
     alpha_init: float = setting(
@@ -56,18 +61,21 @@ class FrameFusionMoEConfig:
     )
 
     # Text, section 3.4
-    use_tame: bool = setting(True, doc="experts in the text tower; false: a frozen text tower")
+    use_tame: bool = setting(True, doc="whether to use experts in the text tower; without them it is frozen")
     use_prototypes: bool = setting(
-        True, doc="task prototypes; false: one caption feature for all tasks, the router reads the bare token"
+        True,
+        doc="whether the router adds a task prototype to the end-of-text token; otherwise a caption has one feature "
+        "for all tasks",
     )
     num_experts: int = setting(
         10,
-        doc="number of experts; section 4.4: 10 for MSRVTT, 5 for ACTNET; 1 without prototypes: no router",
+        doc="number of experts; section 4.4: 10 for MSRVTT, 5 for ACTNET; with 1 and without prototypes there is no "
+        "router",
         later=True,
     )
     top_k: int = setting(
         2,
-        doc="experts per token, at most num_experts; not published",
+        doc="number of experts per caption, at most num_experts; not published",
         unpublished=True,
         later=True,
         at_most="num_experts",
@@ -76,37 +84,45 @@ class FrameFusionMoEConfig:
     lora_alpha: float = setting(
         256.0, doc="LoRA alpha; not published; lambda of eq. 6 is lora_alpha / rank = 4", unpublished=True
     )
-    dropout: float = setting(0.1, doc="dropout on the experts' input; not published", unpublished=True)
+    dropout: float = setting(0.1, doc="dropout rate of the input of the experts; not published", unpublished=True)
     noisy_router: bool = setting(
-        True, doc="noise in the router; eq. 4 shows none, but the printed 46.8M parameters include its weights"
+        True,
+        doc="whether the router adds noise in training; eq. 4 does not show it, but the printed 46.8M parameters "
+        "include its weights",
     )
     first_task_bypass: bool = setting(
         True,
-        doc="expert 0 without a router in task 1, then copied into all others, as in the code; eq. 4 does "
-        "not define task 1",
+        doc="whether task 1 uses expert 0 without a router, and copies it to all other experts at its end (released "
+        "code); eq. 4 does not define task 1",
     )
 
     # Losses, section 3.5
     beta: float = setting(
         0.6,
-        doc='weight of the cross-task loss, eq. 9; 0 in task 1; 0 everywhere is the ablation "w/o L_CT"',
+        doc="weight of the cross-task loss from task 2 on, eq. 9; 0 is the ablation `w/o L_CT`",
         later=True,
         part="loss",
     )
     references: Literal["all", "batch"] = setting(
-        "all", doc="former videos in eq. 8; batch: one batch after the other, as in the code", part="loss"
+        "all",
+        doc="videos of previous tasks in a step of eq. 8: all, or batch, one batch after the other (released code)",
+        part="loss",
     )
     reference_source: Literal["gallery", "train"] = setting(
         "gallery",
-        doc="features of former tasks. gallery: (unlabelled) test videos, as section 3.1 defines the "
-        "database; train: their training videos",
+        doc="videos of previous tasks in eq. 8: gallery, unlabeled test videos, which section 3.1 defines as the "
+        "database; train, training videos",
         part="loss",
     )
     loss_reduction: Literal["mean", "sum"] = setting(
-        "mean", doc="mean or sum of both directions; eq. 9: mean, the code: sum", part="loss"
+        "mean",
+        doc="reduction of the contrastive losses of both directions: mean (eq. 9) or sum (released code)",
+        part="loss",
     )
     logit_scale: float | None = setting(
-        None, doc="fixed log(1 / temperature); none: CLIP's own; the code: 4.60", part="loss"
+        None,
+        doc="fixed value of log(1 / temperature); none: the value of the CLIP checkpoint; released code: 4.60",
+        part="loss",
     )
 
     lr_text: float = setting(
@@ -116,11 +132,14 @@ class FrameFusionMoEConfig:
         part="recipe",
     )
     lr_vision: float = setting(
-        4e-6, doc="learning rate of frame fusion in later tasks; section 4.4 as lr_text", later=True, part="recipe"
+        4e-6,
+        doc="learning rate of frame fusion in later tasks; section 4.4: 4e-6 (MSRVTT), 6e-6 (ACTNET)",
+        later=True,
+        part="recipe",
     )
     lr_other: float = setting(
         4e-6,
-        doc="learning rate of alpha and prototypes in later tasks; section 4.4 as lr_text",
+        doc="learning rate of alpha and prototypes in later tasks; section 4.4: 4e-6 (MSRVTT), 6e-6 (ACTNET)",
         later=True,
         part="recipe",
     )
@@ -136,15 +155,15 @@ class FrameFusionMoEConfig:
 
     @property
     def is_routed(self) -> bool:
-        """Return whether the experts have routers; with one expert and no prototype nothing can be selected."""
+        """Return whether adapters have routers; a single expert without prototypes does not need one."""
         return self.num_experts > 1 or self.use_prototypes
 
     def __post_init__(self) -> None:
-        require(self, "in [0, 1]", "beta", hint="Use 0.6, or 0 for none.")
-        require(self, ">= 1", "num_experts", "rank", hint="Use <use_tame>=false for no experts.")
+        require(self, "in [0, 1]", "beta", hint="Use 0.6, or 0 to disable the cross-task loss.")
+        require(self, ">= 1", "num_experts", "rank", hint="Use <use_tame>=false to disable experts.")
         check_top_k(self.top_k, self.num_experts)
-        require(self, ">= 0", "ffa_layers", hint="Use 0 for no FFA.")
+        require(self, ">= 0", "ffa_layers", hint="Use 0 to disable FFA.")
         require(self, "in [0, 1)", "dropout")
         if self.ffa_init == "zero_out" and not self.ffa_output:
-            raise SettingError("<ffa_init>=zero_out starts from an output projection of zero; set <ffa_output>=true")
+            raise SettingError("<ffa_init>=zero_out needs an output projection", "Set <ffa_output>=true.")
         require(self, ">= 0", "lr_text", "lr_vision", "lr_other", "lr_text_first", "lr_vision_first", "lr_other_first")

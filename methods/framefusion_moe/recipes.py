@@ -1,4 +1,4 @@
-"""Recipes of FrameFusionMoE: its paper's, its released code's, that of the embedded stream, and the ablations."""
+"""Training recipes of FrameFusionMoE: those of the paper, the released code and the embedded stream, and ablations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from ctvr.methods.base import Override, Recipe
 
-# ACTNET, section 4.4; the rates of task 1 are the released code's, which chooses them by the data set.
+# ACTNET, section 4.4; the learning rates of task 1 are from the released code, where they depend on the data set
 _ACTNET: dict[str, Any] = {
     "method.num_experts": 5,
     "method.ffa_layers": 12,
@@ -16,7 +16,7 @@ _ACTNET: dict[str, Any] = {
     "data.num_frames": 24,
     "data.batch_size": 16,
 }
-# The configuration of MSRVTT. Epochs stay the paper's 20 (the YAML of the code says 1, its first script 10).
+# The configuration for MSRVTT, except that optim.epochs is 20 as in the paper (1 in the YAML, 10 in the first script)
 _MODEL, _ADAPTER = "model/FrameFusionMoE/CLIP_Fusion.py", "model/FrameFusionMoE/adapter.py"
 _OPTIM, _LOOP, _TRAINER = "modules/optimization.py", "trainer/trainer_framework.py", "trainer/framefusionMoE.py"
 _YAML = "config/frame_fusion_moe_config.yaml"
@@ -27,7 +27,7 @@ _RELEASED = Recipe(
         "method.ffa_direction": ("alternate", _MODEL),
         "method.ffa_mix": ("convex", _MODEL),
         "method.ffa_output": (True, _MODEL),
-        "method.ffa_init": ("identity", f"{_MODEL}, by the initialisation of transformers 4.44"),
+        "method.ffa_init": ("identity", f"{_MODEL}, by the initialization of transformers 4.44"),
         "method.alpha_init": (0.0, _MODEL),
         "method.noisy_router": (True, _ADAPTER),
         "method.first_task_bypass": (True, _ADAPTER),
@@ -59,11 +59,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "paper-actnet": {**_ACTNET, "method.lr_text": 6e-6, "method.lr_vision": 6e-6, "method.lr_other": 6e-6},
     "released": _RELEASED,
-    # The released files hold no configuration for ACTNET: later tasks have the rates of the available one.
+    # The released code lacks a configuration for ACTNET, so later tasks have the learning rates of that for MSRVTT
     "released-actnet": _RELEASED.extended({name: (value, "the paper, section 4.4") for name, value in _ACTNET.items()}),
-    # For the embedded stream and tiny-clip, which learn at 50 times a large CLIP's rates: use with
-    # optim.lr_scale=50. From alpha = 0 a few hundred steps do not train the FFA weights. From an output
-    # projection of zero with alpha = 1, the same function at the start, they do.
+    # For the embedded stream and tiny-clip, which needs 50 times the learning rates of a large CLIP; use with
+    # optim.lr_scale=50. With alpha_init=0, a few hundred steps hardly train the weights of FFA. An output projection of
+    # zero with alpha_init=1 computes the same initial function, and a few hundred steps suffice.
     "shapes": {
         "method.ffa_init": "zero_out",
         "method.alpha_init": 1.0,
@@ -78,11 +78,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         "method.lr_other_first": 2e-6,
     },
     "no-ffa": Override({"method.use_ffa": False}),  # table 2
-    # "w/o TAME": its text tower forgets (BWF up to 0.62), so it trains. One adapter for all tasks, without a router
+    # "w/o TAME": in the paper it forgets (BWF up to 0.62), so its text tower is trained, with one adapter for all tasks
     "no-tame": Override({"method.num_experts": 1, "method.top_k": 1, "method.use_prototypes": False}),
-    "frozen-text": Override({"method.use_tame": False}),  # a control, not in the paper: no adapter, so no forgetting
+    "frozen-text": Override({"method.use_tame": False}),  # control, not in the paper: a text tower without adapters
     "no-prototypes": Override({"method.use_prototypes": False}),
     "no-cross-task": Override({"method.beta": 0.0}),
-    # A control, not in the paper: eq. 8's references are training videos, so no test video enters training
+    # Control, not in the paper: the references of eq. 8 are training videos, so training does not use test videos
     "train-references": Override({"method.reference_source": "train"}),
 }

@@ -1,16 +1,16 @@
-"""Heads: small maps that learn on the outputs of frozen towers, or on vectors that another model computed.
+"""Heads: small trained maps of the features of frozen towers, or of imported features.
 
-With x a video (mean of its frames) or a caption (mean of its vectors), of unit length, P the identity and c = 0.
-For captions of another width than videos, P and c are those of the ridge map in backbone/vectors.py:
+x is the unit vector of a video (mean of its frames) or of a caption. P is the identity and c = 0; if captions have
+another width than videos, P and c are the ridge map of backbone/vectors.py. The three heads compute
 
-    head_linear     (x - c) P + x D + b                       D of all entries
-    head_low_rank   (x - c) P + (x A) B + b                   A of `rank` columns
+    head_linear     (x - c) P + x D + b                       with a full matrix D
+    head_low_rank   (x - c) P + (x A) B + b                   with `rank` columns of A
     head_mlp        (x - c) P + W_2 gelu(W_1 x + b_1) + b
 
-Only what is added to the first term learns. It is zero at first, so weight decay pulls a head back to its start. `side`
-says which towers get one. With `queries` the videos' vectors are bit-identical to the stored ones. The loss is the
-symmetric contrastive one. Such maps of queries alone are common practice for indexes that cannot be computed again
-(llama_index, raglite); no paper defines them, and rates and sizes are ours.
+P and c are not trained. The trained terms are initially zero, so weight decay pulls a head to its initial map. `side`
+selects the towers that get a head. With side=queries, vectors of videos are bit-identical to the stored ones. The loss
+is the symmetric contrastive loss. Maps of queries only are common practice for indexes that cannot be computed again
+(llama_index, raglite). They are not defined by a paper, so learning rates and widths are ours.
 
 Shapes: B videos or captions, T frames, L text length, d of a video, d' of a caption.
 """
@@ -36,12 +36,14 @@ Side = Literal["queries", "videos", "both"]
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig(ScaleConfig):
-    """Settings of every head, with ranges in search_spaces/."""
+    """Settings that all heads share."""
 
     UNPUBLISHED = ("method.lr", "method.side")
 
-    side: Side = setting("queries", doc="towers that get a map; `queries` leaves stored videos unchanged")
-    lr: float = setting(1e-3, doc="learning rate of the maps and the temperature", part="recipe")
+    side: Side = setting(
+        "queries", doc="towers that get a head: queries (captions), videos or both; queries keeps stored videos valid"
+    )
+    lr: float = setting(1e-3, doc="learning rate of the heads and the temperature", part="recipe")
     frame_norm: Literal["none", "l2"] = setting("none", doc="normalization of each frame's feature before the mean")
 
     def __post_init__(self) -> None:
@@ -50,13 +52,13 @@ class HeadConfig(ScaleConfig):
 
 
 class HeadMap(nn.Module):
-    """(x - c) P + f(x) + b, with f = 0 and b = 0 at first; a subclass defines f."""
+    """Base class of maps (x - c) P + f(x) + b, with f = 0 and b = 0 initially; a subclass defines f."""
 
-    start: Tensor
-    center: Tensor
+    start: Tensor  # P (d_in, d_out)
+    center: Tensor  # c (d_in,)
 
     def __init__(self, start: Tensor, center: Tensor, config: Any) -> None:
-        """Keep P (d_in, d_out) and c (d_in,)."""
+        """Store P = `start` (d_in, d_out) and c = `center` (d_in,); `config` are the settings of the head."""
         super().__init__()
         self.register_buffer("start", start.detach().clone())
         self.register_buffer("center", center.detach().clone())
@@ -66,12 +68,12 @@ class HeadMap(nn.Module):
         return (x - self.center) @ self.start + self.addition(x) + self.bias
 
     def addition(self, x: Tensor) -> Tensor:
-        """Compute f(x) without its bias, (B, d_in) -> (B, d_out)."""
+        """Compute f(x), (B, d_in) -> (B, d_out)."""
         raise NotImplementedError
 
 
 class FixedMap(HeadMap):
-    """The initial map, which is not trained."""
+    """Untrained map (x - c) P, for a tower without a head."""
 
     def __init__(self, start: Tensor, center: Tensor, config: HeadConfig) -> None:
         super().__init__(start, center, config)
@@ -113,7 +115,7 @@ class Mlp(HeadMap):
 
 
 class Head(Method):
-    """Frozen towers and a map of `kind` on the chosen sides."""
+    """Base class of methods with frozen towers and a map of `kind` after the towers that `side` selects."""
 
     Config = HeadConfig
     OPTIMIZER = {"optim.weight_decay": 0.0}
@@ -161,37 +163,37 @@ class Head(Method):
 
 
 def initial_maps(backbone: Clip) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Return the maps with which a head begins: P (d_in, d_out) and c (d_in,) of captions, then of videos."""
+    """Return P (d_in, d_out) and c (d_in,) of the initial map of captions, then of videos."""
     text, eye = backbone.text, torch.eye(backbone.embed_dim)
     plain = eye, torch.zeros(len(eye))
     return (text.start() if isinstance(text, CaptionVectors) else plain), plain
 
 
 def caption_vectors(backbone: Clip, tokens: Tensor) -> Tensor:
-    """Return unit vectors of captions before any map: the imported ones, or the frozen tower's, (B, L) -> (B, d')."""
+    """Return unit vectors of captions before any head, (B, L) -> (B, d'): imported, or computed by the frozen tower."""
     text = backbone.text
     with torch.no_grad():
         return l2_normalize(text.vectors(tokens) if isinstance(text, CaptionVectors) else text(tokens))
 
 
 def video_vectors(backbone: Clip, frames: Tensor) -> Tensor:
-    """Return frame features before any map: the imported ones, or the frozen tower's, (B, T, ...) -> (B, T, d)."""
+    """Return frame features before any head, (B, T, ...) -> (B, T, d): imported, or computed by the frozen tower."""
     vision = backbone.vision
     with torch.no_grad():
         return vision.vectors(frames) if isinstance(vision, VideoVectors) else vision(frames)
 
 
 class HeadLinear(Head):
-    """A linear map after each chosen tower."""
+    """Method with a linear head after each selected tower."""
 
     kind = Linear
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadLowRankConfig(HeadConfig):
-    """Settings, with ranges in search_spaces/."""
+    """Settings of the low-rank head."""
 
-    rank: int = setting(32, doc="columns of A and rows of B", unpublished=True)
+    rank: int = setting(32, doc="rank of the head: columns of A and rows of B", unpublished=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -199,7 +201,7 @@ class HeadLowRankConfig(HeadConfig):
 
 
 class HeadLowRank(Head):
-    """A map of low rank, added to each chosen tower's output."""
+    """Method with a low-rank head after each selected tower."""
 
     Config = HeadLowRankConfig
     kind = LowRank
@@ -207,9 +209,9 @@ class HeadLowRank(Head):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadMlpConfig(HeadConfig):
-    """Settings, with ranges in search_spaces/."""
+    """Settings of the MLP head."""
 
-    hidden: int = setting(512, doc="width between the two matrices", unpublished=True)
+    hidden: int = setting(512, doc="hidden width of the MLP", unpublished=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -217,7 +219,7 @@ class HeadMlpConfig(HeadConfig):
 
 
 class HeadMlp(Head):
-    """A network of one hidden layer, added to each chosen tower's output."""
+    """Method with an MLP head of one hidden layer after each selected tower."""
 
     Config = HeadMlpConfig
     kind = Mlp

@@ -1,13 +1,13 @@
-"""BMU-MoCo over images: our construction of the last row of its Table 4 (Gao et al., NeurIPS 2022, section 4.4).
+"""BMU-MoCo over images, our construction of the last row of its Table 4 (Gao et al., NeurIPS 2022, section 4.4).
 
-The paper specifies neither how one modality replaces two nor its settings, and no code was published. Here the
-two views of an image replace a video and its caption in eq. 7-18 of methods/bmu_moco.py; one
-encoder (backbone and projector, unit vectors) reads both. Our choices: this construction; batch size and rate of the
-release whose protocol the table has (divyam3897/UCL@cfaa81d); m, m_hat, tau and the queue of the paper's section 4.1.
-Keys are computed in training mode, normalised by their own batch as MoCo's are. Moving averages run over weights, and
-each key encoder has its own running statistics.
+The paper specifies neither the settings nor how one modality replaces two, and its code is not published. Here the two
+views of an image replace a video and its caption in eq. 7-18 of methods/bmu_moco.py. One encoder, a backbone with a
+projector, encodes both as unit vectors. Batch size and learning rate are from the released code whose protocol the
+table uses (divyam3897/UCL@cfaa81d); m, m_hat, tau and the queue size are from section 4.1 of the paper. Keys are
+computed in training mode, so that batch normalization uses the statistics of their batch, as in MoCo. Moving averages
+are computed of weights only, and each key encoder has separate running statistics.
 
-Shapes: B images of all workers, d projected features.
+Shapes: B images of all workers, C width of the backbone, d width of projected features.
 """
 
 from __future__ import annotations
@@ -30,17 +30,24 @@ from ctvr.methods.settings import require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class ImageBMUConfig:
-    """Settings of our construction; see the module's docstring."""
+    """Settings of BMU-MoCo over images; the module's docstring gives their sources."""
 
-    width: int = setting(2048, doc="feature width d")
-    lr: float = setting(0.03, doc="learning rate for 256 images", unpublished=True, part="recipe")
+    width: int = setting(2048, doc="width d of projected features")
+    lr: float = setting(0.03, doc="learning rate for a batch of 256 images", unpublished=True, part="recipe")
     m: float = setting(0.99, doc="momentum of the momentum encoders, eqs. 8 and 14", unpublished=True, part="recipe")
-    m_hat: float = setting(0.99, doc="momentum of eqs. 12 and 13; 1: without review", unpublished=True, part="recipe")
-    tau: float = setting(0.07, doc="temperature", unpublished=True, part="loss")
-    queue_size: int = setting(1440, doc="keys in a queue", part="loss")
-    use_global: bool = setting(True, doc="momentum encoder of all tasks")
+    m_hat: float = setting(
+        0.99,
+        doc="momentum of the reverse update, eqs. 12 and 13; 1: no reverse update",
+        unpublished=True,
+        part="recipe",
+    )
+    tau: float = setting(0.07, doc="temperature of the contrastive loss", unpublished=True, part="loss")
+    queue_size: int = setting(1440, doc="number of keys in a queue", part="loss")
+    use_global: bool = setting(True, doc="whether to use the global momentum encoder, which is kept over all tasks")
     method_start_task: int = setting(
-        2, doc="first task of the method; earlier ones are Base-MoCo, as in the paper's other tables"
+        2,
+        doc="number, from 1, of the first task trained with BMU-MoCo; earlier tasks are trained with Base-MoCo, as in "
+        "the paper's other tables",
     )
 
     def __post_init__(self) -> None:
@@ -50,7 +57,7 @@ class ImageBMUConfig:
 
 
 class Encoder(nn.Module):
-    """Encodes images as unit vectors: (B, 3, H, W) -> (B, d)."""
+    """Backbone and projector that encode images as unit vectors: (B, 3, H, W) -> (B, d)."""
 
     def __init__(self, backbone: nn.Module, width: int) -> None:
         super().__init__()
@@ -61,12 +68,12 @@ class Encoder(nn.Module):
         return F.normalize(z.float(), dim=-1)
 
     def pair(self, batch: Batch) -> Pair:
-        """Encode both views, one after the other; the first replaces a video."""
+        """Encode both views of all workers; the first view replaces the video, the second the caption."""
         return Pair(gather(self(batch.frames[:, FIRST])), gather(self(batch.frames[:, SECOND])))
 
 
 class KeyEncoder(nn.Module):
-    """A momentum copy and the queue of its keys. Its batch normalisation trains when its owner does."""
+    """Momentum encoder and the queue of its keys; its batch normalization follows the training mode of the method."""
 
     def __init__(self, encoder: Encoder, config: ImageBMUConfig) -> None:
         super().__init__()
@@ -79,12 +86,12 @@ class KeyEncoder(nn.Module):
 
 
 class ImageBMUMoCo(Method):
-    """Learn back from a local and a global momentum encoder at every step from `method_start_task` on."""
+    """BMU-MoCo: from task `method_start_task` on, momentum encoders also update the encoder after every step."""
 
     Config = ImageBMUConfig
     OPTIMIZER = SGD
     domain = "images"
-    PRESETS = {"paper": {}, "shapes": {"method.width": 128, "method.queue_size": 128}}  # of 256 images a task
+    PRESETS = {"paper": {}, "shapes": {"method.width": 128, "method.queue_size": 128}}  # 256 images per task
     config: ImageBMUConfig
 
     @classmethod
@@ -110,7 +117,7 @@ class ImageBMUMoCo(Method):
     def begin_task(self, task: Task) -> None:
         self.task_index, self._new = task.index, []
         for momentum in self.momenta:
-            if task.index == 0 or momentum is self.local:  # the global one starts once
+            if task.index == 0 or momentum is self.local:  # the global encoder is initialized in the first task only
                 lerp_(momentum.encoder, self.encoder, 1.0)
             if task.index == 0:
                 momentum.queue.reset()
@@ -119,7 +126,7 @@ class ImageBMUMoCo(Method):
         return [ParamGroup(name="encoder", params=list(self.encoder.parameters()), lr=self.config.lr, decay="all")]
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        """Encode an image with the trained backbone: (B, 1, 3, H, W) -> (B, C)."""
+        """Encode images with the trained backbone: (B, 1, 3, H, W) -> (B, C)."""
         features: Tensor = self.encoder.backbone(frames[:, 0])
         return features
 

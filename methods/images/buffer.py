@@ -1,9 +1,9 @@
-"""A reservoir of images that is written in every step, as in divyam3897/UCL@cfaa81d (utils/buffer.py).
+"""Reservoir of images that is written in every step, as in divyam3897/UCL@cfaa81d (utils/buffer.py).
 
-An image is offered each time that it is trained on, so the memory may hold it several times, and it holds images of
-the current task as well. Random numbers are numpy's, one by one in the release's order.
+An image is offered each time that it is trained on. So the buffer may contain an image several times, and it also
+contains images of the current task. Random numbers are drawn by numpy, one by one in the order of the released code.
 
-Shapes: B images offered, M slots.
+Shapes: B images offered, M slots, R stored images.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from ctvr.methods.settings import SettingError
 
 
 class ImageBuffer(nn.Module):
-    """At most `capacity` images, each with the values stored with it. All of it is state.
+    """Buffer of at most `capacity` images with one tensor for each, all of which the state dict contains.
 
     Args:
         capacity: M.
-        seed: of `random`.
+        seed: seed of `random`.
 
     Attributes:
         images: (R, 3, H, W), R <= M.
-        kept: (R, ...) values stored with each image.
-        random: source of slots and rows, and of all random numbers of its owner.
+        kept: (R, ...) tensors stored with the images.
+        random: random state for slots and rows; the strategy that owns the buffer draws from it, too.
     """
 
     images: Tensor
     kept: Tensor
-    seen: Tensor  # () images offered so far
+    seen: Tensor  # () number of images offered so far
 
     def __init__(self, capacity: int, seed: int = 0) -> None:
         super().__init__()
         if capacity < 1:
             raise SettingError(
-                f"<buffer_size> counts images and must be >= 1, got {capacity}", "The release keeps 256."
+                f"<buffer_size> counts images and must be >= 1, got {capacity}", "The released code uses 256."
             )
         self.capacity, self.random = capacity, np.random.RandomState(seed)
         self.register_buffer("images", torch.empty(0))
@@ -47,16 +47,16 @@ class ImageBuffer(nn.Module):
         return len(self.images)
 
     def sample(self, count: int) -> Tensor:
-        """Draw rows (min(count, R),), all different, on the CPU."""
+        """Draw different indices (min(count, R),) of stored images, on the CPU."""
         size = min(count, len(self))
         return torch.from_numpy(self.random.choice(len(self), size=size, replace=False)) if size else torch.arange(0)
 
     @torch.no_grad()
     def write(self, images: Tensor, kept: Tensor) -> None:
-        """Offer images (B, 3, H, W) with values (B, ...); after N offers each is stored with probability M / N."""
+        """Offer images (B, 3, H, W) with tensors (B, ...); of N > M offers, each is stored with probability M / N."""
         if not len(self):
             self.images, self.kept = images[:0].clone(), kept[:0].clone()
-        places: dict[int, int] = {}  # -> row; the last one offered is stored
+        places: dict[int, int] = {}  # slot -> row; the last row offered for a slot is stored
         seen = int(self.seen)
         for row in range(len(images)):
             place = seen if seen < self.capacity else int(self.random.randint(0, seen + 1))
@@ -73,7 +73,7 @@ class ImageBuffer(nn.Module):
             self.images, self.kept = torch.cat([self.images, images[new]]), torch.cat([self.kept, kept[new]])
 
     def get_extra_state(self) -> Tensor:
-        """Return the state of the random numbers: 624 words of the Mersenne twister and a position."""
+        """Return the state of `random`: the 624 words of the Mersenne twister and its position."""
         state = self.random.get_state(legacy=False)["state"]
         return torch.tensor([*state["key"].tolist(), state["pos"]])
 

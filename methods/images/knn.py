@@ -1,7 +1,7 @@
-"""Accuracy of a backbone by the nearest neighbours of its features, as divyam3897/UCL@cfaa81d measures it.
+"""Accuracy of a k-nearest-neighbors classifier on the features of a backbone, as in divyam3897/UCL@cfaa81d.
 
-A test image is compared with the training images of its own task. The k most similar of them vote for their class
-with exp(cosine / 0.1); of equal votes the lower label wins (Wu et al., arXiv:1805.01978, section 3.4).
+A test image is compared with the training images of its task. The k most similar training images vote for their class
+with weight exp(cosine / 0.1); if votes are equal, the lower label wins (Wu et al., arXiv:1805.01978, section 3.4).
 
 Shapes: Q test images, N training images of the task, C features.
 """
@@ -19,22 +19,20 @@ TEMPERATURE = 0.1
 
 
 def votes(test: Tensor, bank: Tensor, labels: Tensor, k: int, classes: int) -> Tensor:
-    """Sum the votes for each class: (Q, classes).
+    """Return the sum of the votes for each class, (Q, classes).
 
     Args:
-        test: (Q, C), not necessarily normalised.
-        bank: (N, C).
-        labels: (N,) int64 in [0, classes).
-        k: number of neighbours that vote, 1 to N.
+        test: (Q, C) features of test images, not necessarily normalized.
+        bank: (N, C) features of training images, not necessarily normalized.
+        labels: (N,) int64 labels of training images in [0, classes).
+        k: number of neighbors that vote, 1 to N.
         classes: number of classes of the task.
 
     Raises:
         ValueError: if k is not in 1 to N.
     """
     if not 1 <= k <= len(bank):
-        raise SettingError(
-            f"<k> counts neighbours among {len(bank)} training images, got {k}", f"Use 1 to {len(bank)}."
-        )
+        raise SettingError(f"<k> counts neighbors among {len(bank)} training images, got {k}", f"Use 1 to {len(bank)}.")
     likeness = F.normalize(test.float(), dim=-1) @ F.normalize(bank.float(), dim=-1).mT
     nearest, rows = likeness.topk(k, dim=-1)  # (Q, k)
     weights = (nearest / TEMPERATURE).exp()
@@ -42,27 +40,32 @@ def votes(test: Tensor, bank: Tensor, labels: Tensor, k: int, classes: int) -> T
 
 
 def accuracy(votes: Tensor, labels: Tensor) -> float:
-    """Return the percentage of test images whose own class has the most votes; labels (Q,)."""
+    """Return the percentage of test images whose class has the most votes.
+
+    Args:
+        votes: (Q, classes), see `votes`.
+        labels: (Q,) int64 labels of test images.
+    """
     return 100.0 * (votes.argmax(dim=1) == labels).double().mean().item()
 
 
 def released_k(tasks: int, asked: int = 200) -> int:
-    """Return the release's k after `tasks` tasks: its cap is the number of tasks, not the number of images."""
+    """Return k of the released code after `tasks` tasks, which caps k by the number of tasks, not of images."""
     return min(asked, tasks)
 
 
 def mean_accuracy(table: Sequence[Sequence[float]]) -> float:
-    """Average the accuracies after the last row's task; row t holds the accuracy of tasks 0..t after task t."""
+    """Return the mean accuracy in percent over all tasks after the last; row t has tasks 0 to t after task t."""
     return sum(table[-1]) / len(table[-1])
 
 
 def forgetting(table: Sequence[Sequence[float]], of_best: bool = False) -> float:
-    """Return the mean loss of accuracy over former tasks; NaN after the first task.
+    """Return the mean decrease in accuracy of previous tasks, in percentage points; NaN after the first task.
 
     Args:
-        table: row t holds the accuracy of tasks 0..t after task t.
-        of_best: relative to the best former value, as in the text of LUMP (arXiv:2110.06976, section 5.1); else to the
-            value when the task was learned, as in its release and BMU-MoCo's tables.
+        table: row t has the accuracies, in percent, of tasks 0 to t after task t.
+        of_best: whether to compare with the best earlier accuracy, as in the text of LUMP (arXiv:2110.06976, section
+            5.1); otherwise with the accuracy after the task was learned, as in the code of LUMP and BMU-MoCo's tables.
     """
     earlier = len(table) - 1
     if not earlier:

@@ -1,8 +1,8 @@
-"""Multi-Task over images: one training on the images of all tasks, the upper row of BMU-MoCo's Table 4.
+"""Multi-Task over images, a row of BMU-MoCo's Table 4: joint training on the images of all tasks.
 
-divyam3897/UCL@cfaa81d, whose protocol the table has, does not hold this row, and the paper does not specify its
-training. Ours: after a task the network is initialised again and learns the images of all tasks so far. With
-`only_final` it does so after the last task only, and is untrained before.
+divyam3897/UCL@cfaa81d, whose protocol the table uses, does not contain this row, and the paper does not specify its
+training. Here the network is initialized again for each task, and trained on the images of all tasks so far. With
+`only_final` it is trained for the last task only, and is untrained before.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from ctvr.methods.settings import setting
 
 @dataclass(frozen=True, kw_only=True)
 class ImageMultiTaskConfig:
-    """`base.*` are the settings of the siamese network."""
+    """Settings of joint training; `base.*` are the settings of the siamese network."""
 
     UNPUBLISHED = ("base.lr",)
 
     base: str = setting("image_finetune", doc="name of the wrapped siamese network, whose settings are base.*")
-    only_final: bool = setting(True, doc="one training at the end, after which forgetting is meaningless")
+    only_final: bool = setting(
+        True, doc="whether to train for the last task only; the forgetting metrics are then meaningless"
+    )
 
 
 class ImageMultiTask(SiameseStrategy):
-    """Joint training: train a new network on the images of all tasks so far."""
+    """Strategy of joint training: in each task, a new network is trained on the images of all tasks so far."""
 
     Config = ImageMultiTaskConfig
     config: ImageMultiTaskConfig
@@ -37,7 +39,7 @@ class ImageMultiTask(SiameseStrategy):
 
     def __init__(self, config: ImageMultiTaskConfig, base: Siamese) -> None:
         super().__init__(config, base)
-        self._start = [copy.deepcopy(base)]  # in a list: neither submodule nor state
+        self._start = [copy.deepcopy(base)]  # in a list, so that it is neither a submodule nor in the state dict
         self._is_idle = False
 
     def begin_task(self, task: Task) -> None:

@@ -1,13 +1,14 @@
-"""Progressive networks over images: the row PNN of BMU-MoCo's Table 4, a new network for each task.
+"""Progressive networks over images, the row PNN of BMU-MoCo's Table 4: a new network for each task.
 
-Rusu et al., arXiv:1606.04671, eq. 2 and section 2.1. A column, the network of a task, reads the features of earlier
-columns and is frozen when its task is over: nothing is forgotten, and evaluation needs the task to select its
-column. The wiring is that of the ResNet-18 of aimagelab/mammoth@e75a491; the code in the repository whose protocol
-the table has (divyam3897/UCL@cfaa81d) cannot train. Ours: SimSiam or Barlow Twins in place of classes, and new
-heads for each column. Three things follow the paper and not that code: a former column stays as it was trained, with
-the inputs from its own predecessors; it is normalised by its own running statistics, which no longer change; and a
-factor alpha is learned for each channel, as the image size is not known here (the code: for each channel and pixel;
-the paper: for each column).
+Rusu et al., arXiv:1606.04671, eq. 2 and section 2.1. The network of a task is called a column. It reads the features of
+earlier columns, and is frozen after its task. So it does not forget, but evaluation needs the task of an image to
+select the column. The connections are those of the ResNet-18 in aimagelab/mammoth@e75a491, because the code in the
+repository whose protocol the table uses (divyam3897/UCL@cfaa81d) cannot be trained. We replace classification by
+SimSiam or Barlow Twins, and build new heads for each column.
+
+Two details follow the paper and not mammoth: an earlier column keeps its inputs from the columns before it, and its
+batch normalization keeps its running statistics. The factor alpha is learned for each channel, because the image size
+is not known here. In mammoth it is learned for each channel and pixel, in the paper for each column.
 
 Shapes: B images, H = W image size, C features; a stage i = 1..4 of a column has C_i channels.
 """
@@ -28,19 +29,19 @@ from ctvr.methods.settings import require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class ImageProgressiveConfig:
-    """`base.*` are the settings of the siamese network, whose heads each column has."""
+    """Settings of progressive networks; `base.*` are the settings of the siamese network of each column."""
 
     UNPUBLISHED = ("base.lr",)
 
     base: str = setting("image_finetune", doc="name of the wrapped siamese network, whose settings are base.*")
-    alpha: float = setting(0.1, doc="upper bound of the random initial factors of former columns' outputs")
+    alpha: float = setting(0.1, doc="upper bound of the random initial factors of the outputs of earlier columns")
 
     def __post_init__(self) -> None:
-        require(self, "> 0", "alpha", hint="Use 0.1: with 0 no column would read another.")
+        require(self, "> 0", "alpha", hint="Use 0.1; with 0 columns could not read earlier columns.")
 
 
 class Adaptor(nn.Module):
-    """Adapts K concatenated columns, (B, K C, H, W) -> (B, C, H, W): relu(V (alpha h) + b), the middle of eq. 2."""
+    """Adapter of K concatenated columns, relu(V (alpha h) + b) in eq. 2: (B, K C, H, W) -> (B, C, H, W)."""
 
     def __init__(self, columns: int, channels: int, most: float) -> None:
         super().__init__()
@@ -52,12 +53,12 @@ class Adaptor(nn.Module):
 
 
 class Column(nn.Module):
-    """The network of one task.
+    """Network of one task, with connections from earlier columns.
 
     Args:
-        net: its own network.
+        net: the ResNet-18 of the column.
         columns: number of earlier columns.
-        alpha: as in the configuration.
+        alpha: see `ImageProgressiveConfig`.
     """
 
     def __init__(self, net: ResNet18, columns: int, alpha: float) -> None:
@@ -68,7 +69,15 @@ class Column(nn.Module):
         self.laterals = nn.ModuleList(make_stage(width, 2 * width, 2) for width in widths[:3] if columns)
 
     def forward(self, images: Tensor, former: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """Compute h_1 .. h_4 of all stages: h_i = stage_i(h_{i-1}) + lateral_i(adaptor_{i-1}(former h_{i-1}))."""
+        """Compute the outputs of the stages, h_i = stage_i(h_{i-1}) + lateral_i(adaptor_{i-1}(former h_{i-1})).
+
+        Args:
+            images: (B, 3, H, W).
+            former: outputs of the stages of each earlier column.
+
+        Returns:
+            h_1 to h_4 (B, C_i, H_i, W_i).
+        """
         h, found = self.net.stem(images), list[Tensor]()
         for place, stage in enumerate(self.net.stages):
             h = stage(h)
@@ -79,16 +88,16 @@ class Column(nn.Module):
         return found
 
     def aside(self, former: Sequence[Sequence[Tensor]]) -> Tensor:
-        """Adapt the last stages of earlier columns for the heads: (B, C)."""
+        """Adapt the spatial means of the last stages of earlier columns, as input of the heads: (B, C)."""
         last = torch.cat([outputs[-1].mean(dim=(2, 3), keepdim=True) for outputs in former], dim=1)
         found: Tensor = self.adaptors[-1](last)
         return found.flatten(1)
 
 
 class Columns(nn.Module):
-    """All columns so far, the last of which learns.
+    """Columns of all tasks so far, of which only the last is trained.
 
-    `forward` computes the input of its heads: (B, 3, H, W) -> (B, C), or (B, 2C) with earlier columns.
+    `forward` computes the input of the heads of the last column: (B, 3, H, W) -> (B, C), or (B, 2C) after task 0.
     """
 
     def __init__(self, first: ResNet18) -> None:
@@ -101,7 +110,7 @@ class Columns(nn.Module):
 
     @property
     def width(self) -> int:
-        """Length of the output of `forward` for one image."""
+        """Width of the output of `forward`: C, or 2C with earlier columns."""
         return 8 * self.channels * min(2, len(self))
 
     def add(self, alpha: float) -> None:
@@ -111,14 +120,14 @@ class Columns(nn.Module):
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Columns:
-        """Keep former columns in evaluation mode: their running statistics do not change."""
+        """Set the mode of the last column; earlier columns stay in evaluation mode, so their statistics are fixed."""
         super().train(mode)
         for column in self.columns[:-1]:
             column.eval()
         return self
 
     def outputs(self, images: Tensor, count: int) -> list[list[Tensor]]:
-        """Compute the outputs of all stages of the first `count` columns."""
+        """Compute the outputs of the four stages of each of the first `count` columns."""
         found: list[list[Tensor]] = []
         for column in self.columns[:count]:
             with torch.set_grad_enabled(torch.is_grad_enabled() and column is self.columns[-1]):
@@ -126,7 +135,7 @@ class Columns(nn.Module):
         return found
 
     def features(self, images: Tensor, task: int) -> Tensor:
-        """Compute the features of a task's column: (B, C)."""
+        """Compute the features of the column of `task`: (B, 3, H, W) -> (B, C)."""
         return self.outputs(images, task + 1)[-1][-1].mean(dim=(2, 3))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -136,7 +145,7 @@ class Columns(nn.Module):
 
 
 class ImageProgressive(SiameseStrategy):
-    """Learn each task with its own network, which reads the former ones."""
+    """Strategy that trains a separate network for each task, which reads the networks of earlier tasks."""
 
     Config = ImageProgressiveConfig
     config: ImageProgressiveConfig
@@ -157,16 +166,16 @@ class ImageProgressive(SiameseStrategy):
         super().begin_task(task)
 
     def param_groups(self) -> list[ParamGroup]:
-        """Return the trained weights of the last column and its heads; all of them decay."""
+        """Return the weights of the last column and its heads; weight decay applies to all of them."""
         groups = self.base.param_groups()
         for group in groups:
             group["params"] = [weight for weight in group["params"] if weight.requires_grad]
         return groups
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        """Encode by the last column: (B, 1, 3, H, W) -> (B, C)."""
+        """Encode images with the last column: (B, 1, 3, H, W) -> (B, C)."""
         return self.encode_video_for_task(frames, len(self.columns) - 1)
 
     def encode_video_for_task(self, frames: Tensor, task: int) -> Tensor:
-        """Encode by the column of the images' task."""
+        """Encode images with the column of their task: (B, 1, 3, H, W) -> (B, C)."""
         return self.columns.features(frames[:, 0], task)

@@ -1,11 +1,14 @@
-"""LUMP and DER over images, step by step as in divyam3897/UCL@cfaa81d (models/mixup.py, models/der.py).
+"""LUMP and DER over images, as in divyam3897/UCL@cfaa81d (models/mixup.py, models/der.py).
 
-LUMP: Madaan et al., arXiv:2110.06976, section 4. DER: Buzzega et al., arXiv:2004.07211, eq. 5, with the backbone's
-feature in place of the answers. methods/lump.py and methods/der.py apply the same ideas to text-video retrievers,
-whose memories are written when a task ends; here a memory is written after every step, and read from the second step
-of the first task on.
+LUMP: Madaan et al., arXiv:2110.06976, section 4. DER: Buzzega et al., arXiv:2004.07211, eq. 5, with features of the
+backbone instead of logits. methods/lump.py and methods/der.py apply these strategies to text-video retrievers, whose
+buffers are written when a task ends. Here the buffer is written after every step, and read from the second step of the
+first task on.
 
-a(m) is a stored plain image with a new augmentation. Numpy draws in this order: rows, lambda, places.
+a(m) is a stored plain image m with a new augmentation. Random numbers are drawn by numpy in the order: rows, lambda,
+slots.
+
+Shapes: B images, H = W image size, R stored images.
 """
 
 from __future__ import annotations
@@ -24,38 +27,38 @@ from ctvr.methods.images.buffer import ImageBuffer
 from ctvr.methods.images.siamese import FIRST, PLAIN, SECOND, Siamese, SiameseStrategy
 from ctvr.methods.settings import SettingError, require, setting
 
-Again = Callable[[Tensor], Tensor]  # plain images (R, 3, H, W) in [0, 1] -> augmented and normalised
+Again = Callable[[Tensor], Tensor]  # plain images (R, 3, H, W) in [0, 1] -> augmented and normalized
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageReplayConfig:
-    """Defaults: the release's configurations."""
+    """Settings of replay; the default values are from the configurations of the released code."""
 
     UNPUBLISHED = ("base.lr",)
 
     base: str = setting("image_finetune", doc="name of the wrapped siamese network, whose settings are base.*")
-    buffer_size: int = setting(256, doc="images in the replay buffer", part="loss")
-    rows: int = setting(256, doc="images sampled in a step")
+    buffer_size: int = setting(256, doc="maximum number of images in the replay buffer", part="loss")
+    rows: int = setting(256, doc="number of images sampled from the replay buffer in a step")
     alpha: float = setting(
         0.4, doc="parameter of Beta(alpha, alpha) in LUMP, weight of the distance in DER", unpublished=True, part="loss"
     )
     norm: Literal["cifar", "tiny-imagenet"] = setting(
-        "cifar", doc="data set whose mean and deviation normalize stored images"
+        "cifar", doc="data set whose mean and standard deviation normalize stored images"
     )
 
     def __post_init__(self) -> None:
-        require(self, "> 0", "alpha", hint="The release has 0.4.")
-        require(self, ">= 1", "rows", hint="The release has 256.")
+        require(self, "> 0", "alpha", hint="The released code uses 0.4.")
+        require(self, ">= 1", "rows", hint="The released code uses 256.")
 
 
 class ImageReplay(SiameseStrategy):
-    """A memory that is written after every step.
+    """Base class of strategies with a replay buffer that is written after every step.
 
     Args:
-        config: sizes.
-        base: the network that learns.
-        again: augments stored images; default `views.reaugment`.
-        seed: seed of the memory's draws; None: drawn by torch.
+        config: settings of the strategy.
+        base: the trained network.
+        again: augmentation of stored images; if None, `views.reaugment`.
+        seed: seed of the random numbers of the buffer; if None, torch draws it.
     """
 
     Config = ImageReplayConfig
@@ -63,7 +66,7 @@ class ImageReplay(SiameseStrategy):
 
     @classmethod
     def keeps_videos(cls, config: ImageReplayConfig, of_base: bool = False) -> bool:
-        return True  # images
+        return True  # it stores images
 
     def __init__(
         self, config: ImageReplayConfig, base: Siamese, again: Again | None = None, seed: int | None = None
@@ -80,10 +83,10 @@ class ImageReplay(SiameseStrategy):
 
 
 class ImageLUMP(ImageReplay):
-    """Train only on mixtures of current and stored images.
+    """LUMP: trains on mixtures of current and stored images only.
 
-    x1~ = lambda x1 + (1 - lambda) a(m), x2~ = lambda x2 + (1 - lambda) m', where m' is the second view that was drawn
-    when the image was stored; one lambda ~ Beta(alpha, alpha) for a batch.
+    The mixed views are x1~ = lambda x1 + (1 - lambda) a(m) and x2~ = lambda x2 + (1 - lambda) m'. m' is the second
+    view, which was stored with m. A batch has one lambda ~ Beta(alpha, alpha).
     """
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
@@ -92,10 +95,10 @@ class ImageLUMP(ImageReplay):
         return {"views": self.base.alike(first, second)}
 
     def mixed(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return both views (B, 3, H, W), mixed with stored images.
+        """Return both views (B, 3, H, W), mixed with stored images; unmixed if the buffer is empty.
 
         Raises:
-            ValueError: if the memory has fewer images than the batch, so that some have no partner.
+            ValueError: if fewer stored images are drawn than the batch has.
         """
         first, second = batch.frames[:, FIRST], batch.frames[:, SECOND]
         if not len(self.memory):
@@ -103,7 +106,7 @@ class ImageLUMP(ImageReplay):
         rows = self.memory.sample(self.config.rows)[: len(first)]
         if len(rows) < len(first):
             raise SettingError(
-                f"<buffer_size>: {len(rows)} images are drawn for a batch of {len(first)}, and each needs a partner",
+                f"<buffer_size>: {len(rows)} stored images are drawn for a batch of {len(first)}, which is too few",
                 f"Use a <buffer_size> and rows of at least {len(first)} images, or smaller batches.",
             )
         share = float(self.memory.random.beta(self.config.alpha, self.config.alpha))
@@ -112,10 +115,10 @@ class ImageLUMP(ImageReplay):
 
 
 class ImageDER(ImageReplay):
-    """Keep the backbone's features of stored images as they were.
+    """DER: keeps the features of stored images close to their features when they were stored.
 
-    L = L(x1, x2) + alpha mean (f(a(m)) - o_m)^2, over rows and features; o = f(x1) of an extra pass in training mode,
-    before the step after which it is stored.
+    L = L(x1, x2) + alpha mean (f(a(m)) - o_m)^2, where the mean is over stored images and feature dimensions. o = f(x1)
+    is computed by an additional pass in training mode before the optimizer step, and stored after it.
     """
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """ResNet-18 for small images (He et al., arXiv:1512.03385), as in divyam3897/UCL@cfaa81d for 32 and 64 pixels.
 
-The stem is a 3x3 convolution of stride 1 without pooling, and there is no last layer. Parameter names are the
-release's, so that its checkpoints load.
+The stem is a 3x3 convolution of stride 1 without pooling, and the classification layer is omitted. Parameters have the
+names of the released code, so that its checkpoints can be loaded.
 
 Shapes: B images, H = W image size, C channels.
 """
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-# Name of a backbone -> channels of its first stage; 8 is our choice, for few images
+# Name of a backbone -> number of channels of its first stage; we added 8, for few images
 RESNETS = {"resnet18": 64, "resnet18-8": 8}
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions with a shortcut: (B, C, H, W) -> (B, C', H', W')."""
+    """Residual block of two 3x3 convolutions: (B, C, H, W) -> (B, C', H / stride, W / stride)."""
 
     def __init__(self, before: int, behind: int, stride: int) -> None:
         super().__init__()
@@ -35,20 +35,20 @@ class Block(nn.Module):
 
 
 def make_stage(before: int, behind: int, stride: int) -> nn.Sequential:
-    """Build two blocks, the first with the stride: (B, C, H, W) -> (B, C', H / stride, W / stride)."""
+    """Build a stage of two blocks, the first with `stride`: (B, C, H, W) -> (B, C', H / stride, W / stride)."""
     return nn.Sequential(Block(before, behind, stride), Block(behind, behind, 1))
 
 
 class ResNet18(nn.Module):
-    """ResNet-18: (B, 3, H, W) -> (B, 512), the spatial mean of the last block; H >= 8.
+    """ResNet-18 that returns the spatial mean of the last block: (B, 3, H, W) -> (B, 8 `channels`); H >= 8.
 
     Args:
-        channels: number of channels of the first of the four stages, each of which doubles them.
+        channels: number of channels of the first stage; each of the other three stages doubles it.
     """
 
     def __init__(self, channels: int = 64) -> None:
         super().__init__()
-        self.channels, self.width = channels, 8 * channels  # channels of the first stage; length of a feature
+        self.channels, self.width = channels, 8 * channels  # channels of the first stage; width of the features
         self.conv1, self.bn1 = nn.Conv2d(3, channels, 3, 1, 1, bias=False), nn.BatchNorm2d(channels)
         stages, before = [], channels
         for stage in range(4):
@@ -62,7 +62,7 @@ class ResNet18(nn.Module):
         return [self.layer1, self.layer2, self.layer3, self.layer4]
 
     def stem(self, x: Tensor) -> Tensor:
-        """Apply the first layer: (B, 3, H, W) -> (B, channels, H, W)."""
+        """Apply the first convolution, batch normalization and ReLU: (B, 3, H, W) -> (B, channels, H, W)."""
         found: Tensor = self.bn1(self.conv1(x)).relu()
         return found
 

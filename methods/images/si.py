@@ -1,13 +1,16 @@
-"""Synaptic intelligence over images as divyam3897/UCL@cfaa81d computes it (models/si.py).
+"""Synaptic intelligence over images, as in divyam3897/UCL@cfaa81d (models/si.py).
 
-Zenke et al., arXiv:1703.04200, eq. 3-5, penalise changes of weights that a former task needed. This file follows the
-release where it differs from the paper: in a step a weight earns rate g^2, where the paper has -g times its change; g
-includes the penalty's gradient and is clipped to [-1, 1]; rate is the configured one, not the optimizer's; xi is 1.
+Zenke et al., arXiv:1703.04200, eq. 3-5, penalize changes of weights that were important for previous tasks. This file
+follows the released code where it differs from the paper. In a step the importance of a weight increases by rate * g^2,
+in the paper by -g times the change of the weight. The gradient g includes that of the penalty, and is clipped to
+[-1, 1]. The rate is a setting, independent of the optimizer's learning rate. The damping constant xi is 1.
 
-    L = L_views + strength sum_i Omega_i (theta_i - theta*_i)^2   over the backbone's weights
-    omega_i += rate g_i^2;   at a task's end Omega_i += omega_i / ((theta_i - theta*_i)^2 + 1)
+    L = L_views + strength sum_i Omega_i (theta_i - theta*_i)^2   over the weights of the backbone
+    omega_i += rate g_i^2;   at the end of a task Omega_i += omega_i / ((theta_i - theta*_i)^2 + 1)
 
-Running statistics of batch normalisation are not penalised.
+Running statistics of batch normalization are not penalized.
+
+Shapes: P weights of the backbone.
 """
 
 from __future__ import annotations
@@ -26,29 +29,29 @@ from ctvr.methods.settings import require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSIConfig:
-    """Defaults: the release's configurations."""
+    """Settings of synaptic intelligence; the default values are from the configurations of the released code."""
 
     UNPUBLISHED = ("base.lr",)
 
     base: str = setting("image_finetune", doc="name of the wrapped siamese network, whose settings are base.*")
     strength: float = setting(0.4, doc="strength c of the penalty", unpublished=True, part="loss")
-    rate: float = setting(0.03, doc="weight of a squared gradient")
-    clip: float = setting(1.0, doc="largest absolute value in a gradient")
+    rate: float = setting(0.03, doc="factor of a squared gradient in the importance of a weight")
+    clip: float = setting(1.0, doc="absolute value to which each element of a gradient is clipped")
 
     def __post_init__(self) -> None:
-        require(self, ">= 0", "strength", hint="The release has 0.4.")
-        require(self, ">= 0", "rate", hint="The release has 0.03.")
-        require(self, "> 0", "clip", hint="The release has 1.")
+        require(self, ">= 0", "strength", hint="The released code uses 0.4.")
+        require(self, ">= 0", "rate", hint="The released code uses 0.03.")
+        require(self, "> 0", "clip", hint="The released code uses 1.")
 
 
 class ImageSI(SiameseStrategy):
-    """Penalise changes of weights that former tasks needed."""
+    """Synaptic intelligence, which penalizes changes of weights that were important for previous tasks."""
 
     Config = ImageSIConfig
     config: ImageSIConfig
-    importance: Tensor  # Omega (P,), of all weights of the backbone, concatenated
-    path: Tensor  # omega (P,)
-    anchor: Tensor  # theta* (P,)
+    importance: Tensor  # Omega (P,), for all weights of the backbone, concatenated
+    path: Tensor  # omega (P,), for the current task
+    anchor: Tensor  # theta* (P,), weights at the end of the previous task
 
     def __init__(self, config: ImageSIConfig, base: Siamese) -> None:
         super().__init__(config, base)
@@ -71,7 +74,7 @@ class ImageSI(SiameseStrategy):
 
     @torch.no_grad()
     def before_step(self) -> None:
-        """Clip every gradient and record the backbone's: called after the backward pass, before the optimizer."""
+        """Clip all gradients, and add the squared gradients of the backbone to omega, before the optimizer step."""
         nn.utils.clip_grad_value_(self.base.parameters(), self.config.clip)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.base.backbone.parameters()]
         self.path += self.config.rate * parameters_to_vector(gradients).square()

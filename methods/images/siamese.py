@@ -1,11 +1,11 @@
-"""SimSiam and Barlow Twins: train two views of an image to have similar features, without labels.
+"""SimSiam and Barlow Twins, which train two views of an image to have similar features, without labels.
 
-SimSiam: Chen & He, arXiv:2011.10566, algorithm 1. Barlow Twins: Zbontar et al., arXiv:2103.03230, eq. 1-2. Sizes,
-projector and predictor are those of divyam3897/UCL@cfaa81d; alone it is the row `Finetune` of BMU-MoCo's Table 4.
-Differences: the release builds a third block of the projector and never uses it, and runs the predictor under
-Barlow Twins, whose loss does not read it. Both are omitted here.
+SimSiam: Chen & He, arXiv:2011.10566, algorithm 1. Barlow Twins: Zbontar et al., arXiv:2103.03230, eq. 1-2. Widths,
+projector and predictor follow divyam3897/UCL@cfaa81d. Without a strategy it is the row `Finetune` of BMU-MoCo's Table
+4. The released code also builds a third block of the projector that it never uses, and with Barlow Twins computes the
+output of the predictor, which that loss does not read. Both are omitted here.
 
-Shapes: B images, H = W image size, d projected features.
+Shapes: B images, H = W image size, C width of the backbone, d width of projected features.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ctvr.methods.base import Batch, Method, Override, ParamGroup, Task
 from ctvr.methods.settings import SettingError, require, setting
 
-SGD: dict[str, Any] = {  # of the release, for its rate
+SGD: dict[str, Any] = {  # optimizer of the released code, to which its learning rate belongs
     "optim.name": "sgd",
     "optim.momentum": 0.9,
     "optim.weight_decay": 5e-4,
@@ -29,39 +29,46 @@ SGD: dict[str, Any] = {  # of the release, for its rate
     "optim.grad_clip": None,
     "optim.carry_momentum": True,
 }
-FIRST, SECOND, PLAIN = 0, 1, 2  # places of an image's pictures in `Batch.frames` (B, 3, 3, H, W)
+FIRST, SECOND, PLAIN = 0, 1, 2  # indices of the two views and the plain image in `Batch.frames` (B, 3, 3, H, W)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SiameseConfig:
-    """Defaults: configs/simsiam_c10.yaml of the release."""
+    """Settings of SimSiam and Barlow Twins; the default values are from configs/simsiam_c10.yaml of the release."""
 
-    loss: Literal["simsiam", "barlow"] = setting("simsiam", doc="loss of two views")
+    loss: Literal["simsiam", "barlow"] = setting("simsiam", doc="loss of two views: SimSiam or Barlow Twins")
     width: int = setting(2048, doc="width of projected features")
     bottleneck: int = setting(512, doc="hidden width of the predictor")
     off_diagonal: float = setting(0.005, doc="lambda of Barlow Twins, eq. 1", part="loss")
-    lr: float = setting(0.03, doc="learning rate for 256 images", unpublished=True, part="recipe")
+    lr: float = setting(0.03, doc="learning rate for a batch of 256 images", unpublished=True, part="recipe")
 
     def __post_init__(self) -> None:
-        require(self, ">= 1", "width", hint="The release has 2048.")
-        require(self, ">= 1", "bottleneck", hint="The release has 512.")
-        require(self, ">= 0", "off_diagonal", hint="The paper has 0.005.")
+        require(self, ">= 1", "width", hint="The released code uses 2048.")
+        require(self, ">= 1", "bottleneck", hint="The released code uses 512.")
+        require(self, ">= 0", "off_diagonal", hint="The paper uses 0.005.")
 
 
 def simsiam(p1: Tensor, p2: Tensor, z1: Tensor, z2: Tensor) -> Tensor:
-    """Compute -(cos(p1, z2) + cos(p2, z1)) / 2, the mean over images; all (B, d). No gradient passes through z."""
-    return (_away(p1, z2) + _away(p2, z1)) / 2
+    """Compute -(cos(p1, z2) + cos(p2, z1)) / 2, averaged over images, without a gradient through z.
+
+    Args:
+        p1: (B, d) predictor outputs of the first views.
+        p2: (B, d) predictor outputs of the second views.
+        z1: (B, d) projections of the first views.
+        z2: (B, d) projections of the second views.
+    """
+    return (_negative_cosine(p1, z2) + _negative_cosine(p2, z1)) / 2
 
 
-def _away(p: Tensor, z: Tensor) -> Tensor:
+def _negative_cosine(p: Tensor, z: Tensor) -> Tensor:
     return -F.cosine_similarity(p, z.detach(), dim=-1).mean()
 
 
 def barlow_twins(z1: Tensor, z2: Tensor, off_diagonal: float = 0.005) -> Tensor:
-    """Compute sum_d (1 - c_dd)^2 + off_diagonal sum_{d != e} c_de^2; z (B, d), B >= 2.
+    """Compute sum_i (1 - c_ii)^2 + off_diagonal * sum_{i != j} c_ij^2 of projections (B, d) of two views, B >= 2.
 
-    c = z1^T z2 / B of features standardised over the batch by their unbiased deviation, so that c_dd of equal views is
-    (B - 1) / B. A feature that is equal for all images has deviation 0 and gives NaN, as in the release.
+    c = z1^T z2 / B is computed from features that are standardized over the batch by the unbiased standard deviation,
+    so c_ii of equal views is (B - 1) / B. A feature that is equal for all images gives NaN, as in the released code.
     """
     first, second = ((z - z.mean(dim=0)) / z.std(dim=0) for z in (z1, z2))
     c = first.mT @ second / len(z1)
@@ -75,22 +82,22 @@ def _layer(before: int, behind: int, is_last: bool = False) -> nn.Sequential:
 
 
 def make_projector(before: int, wide: int) -> nn.ModuleDict:
-    """Build (B, before) -> (B, wide) by `layer1` and `layer3`, as the release names them."""
+    """Build the projector (B, before) -> (B, wide), two layers with the names of the released code."""
     return nn.ModuleDict({"layer1": _layer(before, wide), "layer3": _layer(wide, wide, is_last=True)})
 
 
 class Siamese(Method):
-    """A backbone that learns similar features for two views of an image.
+    """Method that trains a backbone to compute similar features for two views of an image.
 
     Args:
-        config: loss and sizes.
-        backbone: maps images (B, 3, H, W) to features (B, `backbone.width`).
+        config: loss and widths.
+        backbone: maps images (B, 3, H, W) to features (B, C), where C is `backbone.width`.
     """
 
     Config = SiameseConfig
     OPTIMIZER = SGD
     domain = "images"
-    # shapes: heads for the small backbone of the embedded stream
+    # shapes: narrow heads for the small backbone of the embedded stream
     PRESETS = {
         "paper": {},
         "shapes": {"method.width": 128, "method.bottleneck": 32},
@@ -108,7 +115,7 @@ class Siamese(Method):
         )
 
     def param_groups(self) -> list[ParamGroup]:
-        """Return all weights; all of them decay, biases and batch normalisation too."""
+        """Return all weights; weight decay applies to all of them, also to biases and batch normalization."""
         base = [*self.backbone.parameters(), *self.projector.parameters()]
         return [
             ParamGroup(name="base", params=base, lr=self.config.lr, decay="all"),
@@ -116,12 +123,12 @@ class Siamese(Method):
         ]
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        """Encode an image with the backbone: (B, 1, 3, H, W) -> (B, C). Heads are for training only."""
+        """Encode images with the backbone, without projector and predictor: (B, 1, 3, H, W) -> (B, C)."""
         features: Tensor = self.backbone(frames[:, 0])
         return features
 
     def project(self, images: Tensor) -> Tensor:
-        """Project images: (B, 3, H, W) -> (B, d)."""
+        """Encode images with backbone and projector: (B, 3, H, W) -> (B, d)."""
         z: Tensor = self.projector["layer3"](self.projector["layer1"](self.backbone(images)))
         return z
 
@@ -129,7 +136,7 @@ class Siamese(Method):
         return {"views": self.alike(batch.frames[:, FIRST], batch.frames[:, SECOND])}
 
     def alike(self, first: Tensor, second: Tensor) -> Tensor:
-        """Compute the loss of two views (B, 3, H, W), encoded separately, so that each has its own batch statistics."""
+        """Compute the loss of two views (B, 3, H, W); each view is a separate batch for batch normalization."""
         z1, z2 = self.project(first), self.project(second)
         with torch.autocast(z1.device.type, enabled=False):
             if self.config.loss == "barlow":
@@ -139,7 +146,7 @@ class Siamese(Method):
 
 
 class SiameseStrategy(Method):
-    """Delegates weights, features, losses and the start of a task to a `Siamese`."""
+    """Base class of strategies that wrap a `Siamese`; by default all methods are delegated to it."""
 
     wraps = True
     domain = "images"
@@ -153,7 +160,7 @@ class SiameseStrategy(Method):
     def check_base(cls, config: Any, base: type[Method], base_config: Any) -> None:
         if base is not Siamese:
             raise SettingError(
-                "the strategy needs a siamese network over images",
+                "the strategy wraps a siamese network over images only",
                 write="<base>=image_finetune",
             )
 

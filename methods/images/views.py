@@ -1,7 +1,7 @@
-"""Random views of images, for comparison and for the augmentation of stored images.
+"""Random augmentation of images: the two views of siamese training, and stored images of a replay buffer.
 
-The chains of divyam3897/UCL@cfaa81d, drawn for each image separately. A crop is interpolated from the whole image,
-where the release cuts pixels out first: only at a crop's edge it includes pixels beyond it.
+The operations are those of divyam3897/UCL@cfaa81d, drawn for each image separately. The released code cuts a crop out
+and resizes it. Here a crop is interpolated from the whole image, so values at its edge also depend on pixels outside.
 
 Shapes: B images, S = H = W.
 """
@@ -14,25 +14,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Per channel, the release's values for its data sets
+# (mean, standard deviation) per channel of the data sets of the released code
 CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615))
 TINY_IMAGENET = ((0.4802, 0.4480, 0.3975), (0.2770, 0.2691, 0.2821))
 NORMS = {"cifar": CIFAR, "tiny-imagenet": TINY_IMAGENET}
-TRIES = 10  # to find a crop that fits into the image; then it is the whole image
-LUMA = (0.299, 0.587, 0.114)
+TRIES = 10  # number of random crops; if none of them fits into the image, the whole image is used
+LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue in gray
 
 
 def normalise(x: Tensor, norm: tuple[tuple[float, ...], tuple[float, ...]] = CIFAR) -> Tensor:
-    """Normalise (..., 3, S, S) in [0, 1] to about mean 0 and deviation 1."""
+    """Normalize images (..., 3, S, S) with values in [0, 1] by the mean and standard deviation of a data set."""
     mean, std = (torch.tensor(values, device=x.device).view(3, 1, 1) for values in norm)
     return (x - mean) / std
 
 
 def view(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Draw one view of each image, (B, 3, S, S) in [0, 1]: crop, flip, jitter (p 0.8), gray (p 0.2), blur if S > 32.
+    """Draw a view (B, 3, S, S) of each image by crop, flip, jitter, gray and blur.
+
+    The probability is 0.5 for flip, 0.8 for jitter, 0.2 for gray and 0.5 for blur, which is applied only if S > 32.
 
     Args:
-        generator: generator of the images' device; None: torch's own.
+        x: (B, 3, S, S) images with values in [0, 1].
+        generator: random generator on the device of x; if None, torch's default.
     """
     x = flip(crop(x, 0.2, "bilinear", generator), generator)
     draw = torch.rand(len(x), 4, generator=generator, device=x.device)
@@ -44,12 +47,15 @@ def view(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
 
 
 def reaugment(plain: Tensor, norm: str = "cifar") -> Tensor:
-    """Crop, flip and normalise stored plain images (R, 3, S, S) by `NORMS[norm]`; torch's own random numbers."""
+    """Crop and flip stored plain images (R, 3, S, S) with torch's default generator, and normalize by `NORMS[norm]`."""
     return normalise(flip(crop(plain, 0.08, "bicubic")), NORMS[norm])
 
 
 def crop(x: Tensor, least: float, how: str, generator: torch.Generator | None = None) -> Tensor:
-    """Crop and resize each image to its former size: area from `least` to 1, aspect ratio 3:4 to 4:3."""
+    """Draw a random crop of each image (B, 3, S, S), and resize it to S x S.
+
+    The area of a crop is `least` to 1 of the image, and its aspect ratio 3:4 to 4:3. `how` is the interpolation mode.
+    """
     draw = torch.rand(len(x), 2 + 2 * TRIES, generator=generator, device=x.device)
     area = least + (1 - least) * draw[:, 2 : 2 + TRIES]
     ratio = (math.log(4 / 3) * (2 * draw[:, 2 + TRIES :] - 1)).exp()
@@ -65,13 +71,13 @@ def crop(x: Tensor, least: float, how: str, generator: torch.Generator | None = 
 
 
 def flip(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Mirror each image with p 0.5."""
+    """Mirror each image horizontally with probability 0.5."""
     mirrored = torch.rand(len(x), generator=generator, device=x.device) < 0.5
     return torch.where(_rows(mirrored), x.flip(-1), x)
 
 
 def jitter(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Change brightness, contrast and saturation by 0.6 to 1.4, hue by -0.1 to 0.1 of a turn, in random order."""
+    """Change brightness, contrast, saturation (factors 0.6 to 1.4) and hue (-0.1 to 0.1 turns), in random order."""
     draw = torch.rand(len(x), 8, generator=generator, device=x.device)
     by, order = 0.6 + 0.8 * draw[:, :3], draw[:, 4:].argsort(dim=1)
     turn = 0.2 * draw[:, 3] - 0.1
@@ -88,19 +94,19 @@ def jitter(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
 
 
 def turned(x: Tensor, turn: Tensor) -> Tensor:
-    """Shift the hue of HSV by `turn` (B,) of a full turn; (B, 3, S, S) in [0, 1]."""
+    """Shift the hue (HSV) of images (B, 3, S, S) with values in [0, 1] by `turn` (B,), as shares of a full turn."""
     high, low = x.amax(dim=1), x.amin(dim=1)
     spread = high - low
     safe = torch.where(spread > 0, spread, 1.0)
     red, green, blue = ((high[:, None] - x) / safe[:, None]).unbind(dim=1)
     hue = torch.where(x[:, 0] == high, blue - green, torch.where(x[:, 1] == high, 2 + red - blue, 4 + green - red))
     hue = (hue / 6 + turn.view(-1, 1, 1)) % 1 * 6
-    shares = torch.stack([(hue + shift) % 6 for shift in (5, 3, 1)], dim=1)  # of red, green, blue
+    shares = torch.stack([(hue + shift) % 6 for shift in (5, 3, 1)], dim=1)  # red, green, blue
     return high[:, None] - spread[:, None] * torch.minimum(shares, 4 - shares).clamp(0, 1)
 
 
 def blur(x: Tensor, sigma: Tensor) -> Tensor:
-    """Blur each image by a Gaussian with its own deviation (B,), in pixels, and a kernel of 2 (S // 20) + 1."""
+    """Blur each image by a Gaussian of standard deviation `sigma` (B,), in pixels, with kernel size 2 (S // 20) + 1."""
     reach = x.shape[-1] // 20
     away = torch.arange(-reach, reach + 1, device=x.device)
     weights = (-0.5 * (away / sigma[:, None]).square()).exp()

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def truncate(tokens: Tensor, words: int) -> Tensor:
-    """Cut captions (B, L) to `words` tokens, start and end included; the last token of a cut caption is its end."""
+    """Cut captions (B, L) to (B, min(L, words)) tokens; a shortened caption ends with its end-of-text token."""
     if tokens.shape[1] <= words:
         return tokens
     last = torch.where(tokens.argmax(dim=-1) >= words, tokens.amax(dim=-1), tokens[:, words - 1])

@@ -1,4 +1,4 @@
-"""Learned prompts of one block: inserted before it and removed after it.
+"""Learned prompts of one block, inserted before the block and removed after it.
 
 Shapes: G attention groups, N tokens, P prompts, D width.
 """
@@ -16,7 +16,12 @@ Seam = Callable[[Tensor, TokenState], Tensor]
 
 
 def insert(prompts: Tensor, caption: bool = False) -> Seam:
-    """Insert prompts, (P, D) or per group (G, P, D), after the class tokens of an image or the start of a caption."""
+    """Return a function for hook point `before` that inserts prompts after the class tokens or the start of text.
+
+    Args:
+        prompts: (P, D), or (G, P, D) for each attention group.
+        caption: whether the groups are captions, which begin with the start of text instead of class tokens.
+    """
     count = prompts.shape[-2]
 
     def before(x: Tensor, state: TokenState) -> Tensor:
@@ -33,7 +38,7 @@ def insert(prompts: Tensor, caption: bool = False) -> Seam:
 
 
 def drop(count: int, caption: bool = False) -> Seam:
-    """Undo `insert` of `count` prompts after the block."""
+    """Return a function for hook point `after` that removes the `count` prompts of `insert`."""
 
     def after(x: Tensor, state: TokenState) -> Tensor:
         start = 1 if caption else state.classes

@@ -1,7 +1,7 @@
-"""Counts how much each expert is used in training, summed in the layers and reported once per batch.
+"""Counters of how much each expert is used in training; layers add up gates, and `usage` reports them once per batch.
 
-Sums, not means: workers and batches may have different numbers of captions. The training loop averages reported
-values over workers, so each worker multiplies its own sum by the number of workers. No communication is needed.
+They are sums, not means, because workers and batches may have different numbers of captions. The training loop averages
+reported values over workers, so each worker multiplies its own sum by the number of workers and need not communicate.
 """
 
 from __future__ import annotations
@@ -9,26 +9,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ctvr.methods.backbone.recompute import is_recomputing
 from ctvr.methods.layers.gather import world_size
 
 
 class UsageCounter(nn.Module):
-    """A layer of experts that sums its gates until `usage` reads them. The sums are not part of its state."""
+    """Layer of experts that sums their gates until `usage` reads the sums, which are not part of its state dict."""
 
-    counted: Tensor | None = None  # (E,) float32
+    counted: Tensor | None = None  # (E,) float32 sums of gates
 
-    def count(self, gates: Tensor) -> None:
-        """Add the gates (B, E) of training captions, each caption once in a step."""
-        if self.training and not is_recomputing():
-            sums = gates.detach().sum(dim=0, dtype=torch.float32)
-            self.counted = sums if self.counted is None else self.counted + sums
+    def count(self, sums: Tensor) -> None:
+        """Add sums (E,) of gates over training captions; a step counts each caption once."""
+        self.counted = sums if self.counted is None else self.counted + sums
 
 
 def usage(method: nn.Module) -> dict[str, float | Tensor]:
-    """Return the captions of the batch per expert, weighted by their gates: a mean over layers, names from 1.
+    """Return the sum of each expert's gates over the captions of a batch, averaged over layers, and reset the sums.
 
-    Resets the sums. Empty where no layer has counted.
+    Keys are `expert/01`, `expert/02` and so on. The result is empty if no layer has counted.
     """
     layers = [module for module in method.modules() if isinstance(module, UsageCounter) and module.counted is not None]
     sums = [layer.counted for layer in layers if layer.counted is not None]

@@ -1,7 +1,7 @@
 """Maps between the feature spaces of two models, fitted to features of the same items.
 
-Rows of X (n, d) are features of the new model, rows of Y (n, d) those of the old one; a map takes x to the old space.
-Closed forms are computed in float64 on the CPU, gradients on the features' device.
+Rows of X (n, d) are features of the new model, and rows of Y (n, d') are features of the old model. A map takes X to Y.
+Closed forms are computed in float64 on the CPU; gradient descent runs on the device of the features.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 Weights = dict[str, Tensor]
-HELD_OUT = 10  # one pair of so many selects the step that is kept
-CHECK_EVERY = 10  # steps between looks at the held-out pairs
+HELD_OUT = 10  # every HELD_OUT-th pair is held out, to select the step whose weights are returned
+CHECK_EVERY = 10  # steps between evaluations on the held-out pairs
 
 
 def procrustes(x: Tensor, y: Tensor, ridge: float = 0.0) -> Tensor:
-    """Return the orthogonal R (d, d) with the least |X R - Y|^2 - 2 ridge tr R, reflections included.
+    """Return the orthogonal R (d, d), rotation or reflection, that minimizes |X R - Y|^2 - 2 ridge tr R.
 
-    For features of two widths, R (d, d') has orthonormal rows or columns.
+    If the widths differ, R (d, d') has orthonormal rows or columns.
 
-    X'Y + ridge I = U S V', R = U V' (Schoenemann, 1966). `ridge` > 0 pulls R towards the identity where the pairs do
-    not determine it, as with n < d.
+    With X'Y + ridge I = U S V', R is U V' (Schoenemann, 1966). `ridge` > 0 pulls R towards the identity in directions
+    that the pairs do not determine, for example if n < d.
     """
     cross = (x.double().mT @ y.double()).cpu() + ridge * torch.eye(x.shape[-1], y.shape[-1], dtype=torch.float64)
     u, _, vh = torch.linalg.svd(cross, full_matrices=False)
@@ -30,10 +30,10 @@ def procrustes(x: Tensor, y: Tensor, ridge: float = 0.0) -> Tensor:
 
 
 def ridge_map(x: Tensor, y: Tensor, noise: float = 0.02) -> Tensor:
-    """Return the W (d, d') with the least mean |(x + e) W - y|^2 over e ~ N(0, noise^2 I).
+    """Return the W (d, d') that minimizes the mean of |(x + e) W - y|^2 over pairs and noise e ~ N(0, noise^2 I).
 
-    XBT's linear projection under noise (arXiv:2405.14715) with its squared loss, in closed form: noise on x is a ridge
-    n noise^2 (Bishop, 1995).
+    This is the closed form of XBT's linear projection, trained under noise with a squared loss (arXiv:2405.14715).
+    Noise on x is equivalent to ridge regression with the penalty n noise^2 (Bishop, 1995).
     """
     x, y = x.double().cpu(), y.double()
     gram = x.mT @ x + len(x) * noise**2 * torch.eye(x.shape[-1], dtype=torch.float64)
@@ -41,7 +41,7 @@ def ridge_map(x: Tensor, y: Tensor, noise: float = 0.02) -> Tensor:
 
 
 def diagonal_scale(x: Tensor, y: Tensor) -> Tensor:
-    """Return the s (d,) with the least |X s - Y|^2, one factor for each number; 1 where X is zero."""
+    """Return the factors s (d,), one for each dimension, that minimize |X s - Y|^2; 1 where a column of X is zero."""
     x, y = x.double(), y.double()
     power = (x * x).sum(dim=0)
     return torch.where(power > 0, (x * y).sum(dim=0) / power.clamp_min(1e-30), 1.0)
@@ -50,8 +50,8 @@ def diagonal_scale(x: Tensor, y: Tensor) -> Tensor:
 def orthogonality_penalty(w: Tensor, threshold: float, sharpness: float) -> Tensor:
     """Compute sigmoid(sharpness (e - threshold)) e with e = |W W' - I|_F, a scalar; its gradient at e = 0 is 0.
 
-    lambda-orthogonality, arXiv:2509.16664, eq. 6: a distance from the orthogonal matrices that is free below the
-    threshold lambda. e grows with the width: W = 2 I of 512 numbers has 67.9.
+    This is lambda-orthogonality, arXiv:2509.16664, eq. 6. It penalizes the distance e of W from orthogonal matrices
+    little below the threshold lambda. e grows with the width: it is 67.9 for W = 2 I of width 512.
     """
     gap = w @ w.mT - torch.eye(len(w), dtype=w.dtype, device=w.device)
     error = (gap.square().sum() + 1e-18).rsqrt().reciprocal()
@@ -59,7 +59,7 @@ def orthogonality_penalty(w: Tensor, threshold: float, sharpness: float) -> Tens
 
 
 def rotation(upper: Tensor, width: int) -> Tensor:
-    """Return exp(P) (d, d) of the skew P whose upper triangle has the numbers `upper` (d (d - 1) / 2,): orthogonal."""
+    """Return the rotation matrix exp(P) (d, d) of the skew-symmetric P with upper triangle `upper` (d (d - 1) / 2,)."""
     rows, columns = torch.triu_indices(width, width, offset=1, device=upper.device)
     skew = upper.new_zeros(width, width).index_put((rows, columns), upper)
     return torch.linalg.matrix_exp(skew - skew.mT)
@@ -76,18 +76,19 @@ def fit_by_gradient(
     decay: float,
     select: Callable[[Weights, Tensor, Tensor], Tensor] | None = None,
 ) -> Weights:
-    """Minimise a loss by AdamW over all pairs at once, and return the weights that are best on held-out pairs.
+    """Minimize a loss by full-batch AdamW, and return the weights with the least loss on held-out pairs.
 
-    Every tenth pair is held out; with fewer than ten, the fitted pairs select.
+    Every tenth pair is held out. With fewer than ten pairs, all are fitted and also select the weights.
 
     Args:
-        weights: initial weights; they are not changed.
+        weights: initial weights, which are not changed; they are a candidate for the result.
         loss: (weights, X, Y) -> scalar.
-        x, y: features (n, d).
+        x: features X (n, d) of the new model.
+        y: features Y (n, d') of the old model.
         lr: learning rate.
-        steps: maximum number of steps; the initial weights are a candidate, too.
+        steps: number of steps.
         decay: weight decay.
-        select: loss on held-out pairs; None: `loss`.
+        select: loss on held-out pairs; if None, `loss`.
     """
     is_held = torch.arange(len(x), device=x.device) % HELD_OUT == HELD_OUT - 1
     fitted = x[~is_held], y[~is_held]
@@ -104,13 +105,13 @@ def fit_by_gradient(
             optimizer.step()
             if step % CHECK_EVERY == 0 or step == steps:
                 found = select(now, *chosen).detach()
-                is_better = found < least  # stays on the device: no wait
+                is_better = found < least  # not read on the host, which would wait for the device
                 least = torch.where(is_better, found, least)
                 best = {name: torch.where(is_better, now[name].detach(), kept) for name, kept in best.items()}
     return best
 
 
 def start_weights(name: str, shape: tuple[int, ...], scale: float) -> Tensor:
-    """Return normal random numbers times `scale` on the CPU, which depend on the name and not on earlier draws."""
+    """Return initial weights ~ N(0, scale^2) on the CPU, from a generator whose seed is derived from `name`."""
     generator = torch.Generator().manual_seed(sum(name.encode()))
     return scale * torch.randn(shape, generator=generator)

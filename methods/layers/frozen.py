@@ -12,9 +12,9 @@ Made = TypeVar("Made", bound=nn.Module)
 
 
 def copied(module: Made) -> Made:
-    """Return a deep copy in which the weights of each LSTM are contiguous, as cuDNN requires.
+    """Return a deep copy in which the weights of each LSTM are in one contiguous block of memory.
 
-    `deepcopy` gives every tensor separate memory. cuDNN would then gather the weights in every call.
+    `deepcopy` puts every tensor in separate memory, from which cuDNN would gather the weights in every call.
     """
     made = copy.deepcopy(module)
     for part in made.modules():
@@ -24,16 +24,16 @@ def copied(module: Made) -> Made:
 
 
 class Frozen:
-    """A frozen copy for reading: a teacher or a former version of the model.
+    """Frozen copy of a module in evaluation mode, such as a teacher or the model after an earlier task.
 
-    It is not a submodule, so it is neither saved nor trained nor switched to training mode. Create it in
-    `begin_task`, where a resumed run creates it again.
+    The copy is not a submodule, so it is neither saved nor trained nor switched to training mode. Create it in
+    `begin_task`, which a resumed run calls again.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module: Any = copied(module).requires_grad_(False).eval()
 
     def __call__(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the copy's method `name` without building a graph."""
+        """Call the method `name` of the copy without gradients, and return its result."""
         with torch.no_grad():
             return getattr(self.module, name)(*args, **kwargs)

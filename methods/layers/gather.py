@@ -1,10 +1,10 @@
-"""Gathers features of all workers, so that a contrastive loss sees the global batch.
+"""Differentiable gathering of features of all workers, so that a contrastive loss is computed on the global batch.
 
-Every worker computes the same loss over the gathered rows, so all computation after `gather` must be the same on all
-of them: no random numbers and no rows of a single worker. The gradient that reaches a worker's own rows is then the
-sum over workers of equal gradients, which needs no communication. Averaging parameter gradients afterwards, as
-data parallel training does, gives exactly the gradient of the loss on one large batch. So no collective of a backward
-pass can interleave with those of the averaging, whichever parameters a worker's rows have used.
+Every worker computes the same loss over the gathered rows. All computation after `gather` must therefore be equal on
+all workers: it must use neither random numbers nor rows of a single worker. The gradient of a worker's rows is then the
+sum over workers of equal gradients, which is computed without communication. Averaging parameter gradients afterwards,
+as data-parallel training does, gives exactly the gradient of the loss on one large batch. Because the backward pass
+does not communicate here, its order cannot conflict with the collectives of that averaging.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from torch import Tensor
 
 
 def world_size() -> int:
-    """Return the number of workers that train together; 1 without a process group."""
+    """Return the number of workers of the process group, or 1 without a process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 class _AllGather(torch.autograd.Function):
-    """Concatenate equal-shaped rows of all workers in rank order; the backward pass slices and scales the gradient."""
+    """Function that concatenates tensors of equal shape of all workers in rank order.
+
+    The backward pass slices out this worker's gradient, and multiplies it by the number of workers.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -45,7 +48,7 @@ _uneven: list[Sequence[int]] = []  # rows of each worker, inside `uneven_rows`
 
 @contextmanager
 def uneven_rows(sizes: Sequence[int]) -> Iterator[None]:
-    """Inside, `gather` receives `sizes[rank]` rows from each worker; all workers have the sizes already."""
+    """Context manager: `gather` expects `sizes[rank]` rows from each worker. Pass equal sizes on all workers."""
     _uneven.append(sizes)
     try:
         yield
@@ -54,24 +57,24 @@ def uneven_rows(sizes: Sequence[int]) -> Iterator[None]:
 
 
 def gather(x: Tensor) -> Tensor:
-    """Gather rows of all workers: (B, ...) on each -> (B * workers, ...), differentiable.
+    """Gather the rows of all workers in rank order: (B, ...) on each worker -> (B * workers, ...), differentiable.
 
-    Every worker must have the same number of rows, except inside `uneven_rows`. A second dimension may differ (words of
-    captions) and is padded with zeros to the longest.
+    Every worker must have the same number of rows, except inside `uneven_rows`. In tensors of three dimensions the
+    second (words of a caption) may differ, and is padded with zeros to the longest.
     """
     if world_size() == 1:
         return x
     sizes = _uneven[-1] if _uneven else ()
     if len(set(sizes)) < 2:
-        return _gathered(x)
+        return _gather_equal(x)
     most = max(sizes)
-    whole = _gathered(torch.cat([x, x.new_zeros(most - len(x), *x.shape[1:])]))
+    whole = _gather_equal(torch.cat([x, x.new_zeros(most - len(x), *x.shape[1:])]))
     return torch.cat([rows[:size] for rows, size in zip(whole.split(most), sizes, strict=True)])
 
 
-def _gathered(x: Tensor) -> Tensor:
+def _gather_equal(x: Tensor) -> Tensor:
     if x.ndim == 3:
-        longest = torch.tensor(x.shape[1])  # on the CPU, exchanged by gloo: a GPU tensor would need a wait
+        longest = torch.tensor(x.shape[1])  # on the CPU, exchanged by gloo, because reading a GPU tensor would wait
         dist.all_reduce(longest, op=dist.ReduceOp.MAX)
         x = F.pad(x, (0, 0, 0, int(longest) - x.shape[1]))
     if not x.is_floating_point():
@@ -82,12 +85,11 @@ def _gathered(x: Tensor) -> Tensor:
 
 
 def deal(rows: Tensor, sizes: Sequence[int] = ()) -> Tensor:
-    """Return this worker's part of rows that worker 0 has drawn for all, in rank order.
+    """Return this worker's part of rows that worker 0 has drawn for all workers, in rank order.
 
     Args:
-        rows: (N, ...) on the CPU of each worker, broadcast by gloo without waiting for a GPU. The values of worker 0
-            are used.
-        sizes: parts of every worker; equal parts if none are given.
+        rows: (N, ...) on the CPU of each worker; overwritten by the rows of worker 0, which gloo broadcasts.
+        sizes: number of rows of each worker; if empty, all workers get equally many.
     """
     if world_size() == 1:
         return rows

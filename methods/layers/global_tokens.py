@@ -1,8 +1,7 @@
-"""Attention over a whole video in one sequence: global tokens attend to all tokens, others to these and their own
-frame.
+"""Attention over all tokens of a video: global tokens attend to all tokens, patches to global tokens and their frame.
 
-It uses CLIP's own weights, as proxies of CLIP-ViP (arXiv:2209.06430, section 3.3) and prompts of DGL (AAAI 2024,
-section 3) do. Keys and values of a token are computed once and serve both kinds of queries.
+It uses the weights of CLIP's attention, for the proxies of CLIP-ViP (arXiv:2209.06430, section 3.3) and the prompts of
+DGL (AAAI 2024, section 3). Keys and values are computed once for the queries of both kinds of tokens.
 
 Shapes: B videos, T frames, G global tokens, N tokens of a frame, D width, H heads.
 """
@@ -19,17 +18,25 @@ from ctvr.methods.backbone.clip import Attention, BlockSeams, TokenState
 
 
 def block_of_video(block: Any, whole: int, num_frames: int, x: Tensor, state: TokenState) -> Tensor:
-    """Pass videos x (B, G + T*N, D), G = `whole` global tokens first, through one of CLIP's blocks; log its cost."""
+    """Pass videos through one of CLIP's blocks: (B, G + T*N, D) -> (B, G + T*N, D).
+
+    Args:
+        block: a block of the vision tower.
+        whole: G, the number of global tokens, which come first.
+        num_frames: T.
+        x: tokens.
+        state: the cost of the block is added to its log.
+    """
     x = x + block.ls_1(attend(block.attn, block.ln_1(x), whole, num_frames, state))
     tokens = x.shape[1]
-    state.log.append((1, tokens, tokens))  # as if all attended to all: the savings are subtracted below
+    state.log.append((1, tokens, tokens))  # cost if all attended to all; the next lines subtract the savings
     pairs = whole * tokens + (tokens - whole) * (whole + (tokens - whole) // num_frames)
     state.extra_macs += 2 * x.shape[0] * x.shape[2] * (pairs - tokens**2)
     return x + block.ls_2(block.mlp(block.ln_2(x)))
 
 
 def attend(attention: Attention, y: Tensor, whole: int, num_frames: int, state: TokenState) -> Tensor:
-    """Attend (B, G + T*N, D) -> the same shape: two softmaxes, one set of weights."""
+    """Compute the attention of G = `whole` global tokens and T*N patches: (B, G + T*N, D) -> (B, G + T*N, D)."""
     q, k, v = (attention.heads_first(z) for z in attention.project(y, BlockSeams(), state))  # (B, H, G + T*N, D/H)
     globals_ = F.scaled_dot_product_attention(q[:, :, :whole], k, v)
     keys, values = (per_frame(z, whole, num_frames) for z in (k, v))  # (B, H*T, G + N, D/H)
@@ -40,7 +47,10 @@ def attend(attention: Attention, y: Tensor, whole: int, num_frames: int, state: 
 
 
 def per_frame(z: Tensor, whole: int, num_frames: int) -> Tensor:
-    """Arrange keys or values (B, H, G + T*N, c) as the tokens of each frame see them: (B, H*T, G + N, c)."""
+    """Gather, for each frame, the keys or values of global tokens and of its patches, for a head width c.
+
+    Maps (B, H, G + T*N, c) to (B, H*T, G + N, c).
+    """
     own = z[:, :, whole:].unflatten(2, (num_frames, -1))  # (B, H, T, N, c)
     shared = z[:, :, None, :whole].expand(-1, -1, num_frames, -1, -1)  # (B, H, T, G, c)
     return torch.cat([shared, own], dim=3).flatten(1, 2)

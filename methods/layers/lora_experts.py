@@ -1,35 +1,34 @@
-"""A mixture of LoRA experts, each with its own A and B (StructAlign, SIGIR 2026, eqs. 2-3).
+"""Mixture of LoRA experts, each with separate A and B (StructAlign, SIGIR 2026, eqs. 2-3).
 
-FrameFusionMoE's experts share one A; these do not. The paper does not specify the token that the router
-reads. As G is one row per caption (B x I), it reads the end-of-text token, as FrameFusionMoE's does.
+The experts of FrameFusionMoE share one A. The paper does not specify which token the router reads. Its gates G have
+one row per caption (B x I), so here the router reads the end-of-text token, as in FrameFusionMoE.
 
-Shapes: B captions, L tokens, D width in, O width out, E experts (the paper's I), r rank.
+Shapes: B captions, L tokens, D input width, O output width, E experts (I in the paper), r rank, P adapters of a group.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from ctvr.methods.backbone.clip import TokenState
+from ctvr.methods.layers.adapter_groups import AdapterGroup, RouterStack
 from ctvr.methods.layers.expert_usage import UsageCounter
 from ctvr.methods.layers.experts import Router, check_top_k
+from ctvr.methods.layers.precision import in_autocast
 
 
 class LoRAExperts(UsageCounter):
-    """Computes W x + scale * sum_i G_i B_i A_i x; fills the seams q, k, v, out of a text block.
-
-    All experts are computed and weighted, so that an expert outside the top k has a gradient of zero
-    (not none) and every worker of a distributed run sees the same set of gradients.
-    """
+    """Weights of the experts and the router of one projection of a text block; `LoRAExpertGroup` applies them."""
 
     def __init__(
         self, num_experts: int, top_k: int, rank: int, alpha: float, in_width: int, out_width: int, dropout: float = 0.0
     ) -> None:
-        """Build `num_experts` experts of `rank`, of which each caption uses `top_k`.
+        """Build `num_experts` experts of rank `rank` with factor alpha / rank; each caption uses `top_k` experts.
 
         Raises:
             ValueError: unless 1 <= top_k <= num_experts and rank >= 1.
@@ -42,20 +41,49 @@ class LoRAExperts(UsageCounter):
         self.A = nn.Parameter(torch.empty(num_experts, rank, in_width))  # (E, r, D)
         self.B = nn.Parameter(torch.zeros(num_experts, out_width, rank))  # (E, O, r)
         self.router = Router(in_width, num_experts, top_k, is_noisy=False)  # R of eq. 2
-        bound = 1 / math.sqrt(in_width)  # as in torch's linear layer
+        bound = 1 / math.sqrt(in_width)  # initialization of torch.nn.Linear
         nn.init.uniform_(self.A, -bound, bound)
 
-    def gates(self, x: Tensor, state: TokenState) -> Tensor:
-        """Compute eq. 2: G (B, E) of tokens x (B, L, D): `top_k` non-zeros in each row, which sum to 1."""
-        assert state.eot is not None, "experts read the end-of-text token: use them in a text tower"
-        return self.router(x[torch.arange(len(x), device=x.device), state.eot])
 
-    def forward(self, x: Tensor, projected: Tensor, state: TokenState) -> Tensor:
-        """Compute eq. 3: add the experts' weighted sum for x (B, L, D) to `projected` (B, L, O)."""
-        gates = self.gates(x, state)
-        self.count(gates)
-        gates = gates.to(x.dtype)
-        x = F.dropout(x, self.dropout, self.training)
-        down = F.linear(x, self.A.flatten(0, 1)).unflatten(-1, self.A.shape[:2])  # (B, L, E, r)
-        weighted = (down * gates[:, None, :, None]).flatten(2)  # (B, L, E * r)
-        return projected + self.scale * F.linear(weighted, self.B.transpose(0, 1).flatten(1))
+class LoRAExpertGroup(AdapterGroup):
+    """Computes eqs. 2-3, scale * sum_i G_i B_i A_i x, for the experts of several layers.
+
+    All experts are computed and weighted. An expert outside the top k therefore has a gradient of zeros, not None, and
+    all workers of a distributed run have gradients of the same parameters.
+    """
+
+    def __init__(self, layers: Sequence[Sequence[LoRAExperts]]) -> None:
+        self.experts = layers
+        first, flat = layers[0][0], [each for row in layers for each in row]
+        routers = RouterStack([[each.router for each in row] for row in layers], None)
+        super().__init__(layers, routers, len(first.A), first.dropout)
+        shape = (len(layers), self.places)
+        down, up = (in_autocast(torch.stack(weights)) for weights in zip(*((each.A, each.B) for each in flat)))
+        self.down = down.flatten(1, 2).unflatten(0, shape).unbind()  # (P, E * r, D) for each layer
+        up = _ScaledTranspose.apply(up, first.scale / (1 - self.dropout))
+        self.up = up.flatten(2).unflatten(0, shape).unbind()  # (P, O, E * r)
+
+    def delta(self, layer: int, x: Tensor, gates: Tensor) -> Tensor:
+        down = torch.bmm(x.flatten(1, 2), self.down[layer].mT)  # (P, B * L, E * r)
+        weight = gates.transpose(0, 1).to(down.dtype)  # (P, B, E)
+        weighted = down.unflatten(1, x.shape[1:3]).unflatten(-1, (self.num_experts, -1)) * weight[:, :, None, :, None]
+        return torch.bmm(weighted.flatten(3).flatten(1, 2), self.up[layer].mT).unflatten(1, x.shape[1:3])
+
+
+class _ScaledTranspose(torch.autograd.Function):
+    """Function factor * x.transpose(1, 2) with contiguous output and gradient, so that autograd need not copy it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return _scaled_transpose(x, factor)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _scaled_transpose(gradient, ctx.factor), None
+
+
+def _scaled_transpose(x: Tensor, factor: float) -> Tensor:
+    turned = x.transpose(1, 2)
+    return torch.mul(turned, factor, out=x.new_empty(turned.shape))

@@ -1,9 +1,10 @@
-"""Videos with fewer frames than positions: the rest are frames of zeros, a value that no normalised frame has.
+"""Encoding of videos with fewer than T frames; their remaining positions are all-zero frames, called missing.
 
-CLIP4Clip (Luo et al., arXiv:2104.08860) encodes them too and masks them in its header and in the mean. Leaving them out
-is equivalent, since the LSTM runs forward and no frame attends to a masked frame.
+A normalized frame is never all zero. CLIP4Clip (Luo et al., arXiv:2104.08860) encodes missing frames too, and masks
+them in its header and in the mean. Omitting them is equivalent, since the LSTM runs forward and no frame attends to a
+masked frame.
 
-Shapes: B videos, T places, d joint embedding.
+Shapes: B videos, T frame positions, d joint embedding.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ from torch import Tensor
 
 
 def frames_there(frames: Tensor) -> Tensor:
-    """Count the positions of frames (B, T, 3, H, W) up to the last frame that is not zero, (B,) int64; at least one."""
+    """Return the number of frames up to the last non-zero one, at least 1: (B, T, 3, H, W) -> (B,) int64."""
     is_there = frames.flatten(2).any(dim=-1)  # (B, T)
     places = torch.arange(1, frames.shape[1] + 1, device=frames.device)
     return (is_there * places).amax(dim=1).clamp(min=1)
 
 
 def without_missing(frames: Tensor, encode: Callable[[Tensor], Tensor]) -> Tensor:
-    """Encode videos in groups of equal length with `encode` (B', T', 3, H, W) -> (B', d), and restore their order."""
+    """Encode videos (B, T, 3, H, W) without their missing frames: (B, d), in the order of the input.
+
+    Args:
+        encode: (B', T', 3, H, W) -> (B', d); called once for all videos of equal length.
+    """
     counts = frames_there(frames)
     found = counts.unique().tolist()
     if found == [frames.shape[1]]:

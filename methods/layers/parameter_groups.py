@@ -1,4 +1,4 @@
-"""Selects parts of CLIP by the names of this project's backbone: `vision.conv1`, `text.blocks.0`, `logit_scale`."""
+"""Selection of parameters of `Clip` by module or parameter name: `vision.conv1`, `text.blocks.0`, `logit_scale`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ctvr.methods.settings import SettingError
 
 
 def parts(clip: Clip, names: Sequence[str], setting: str = "frozen") -> list[nn.Parameter]:
-    """Return the parameters of the named parts: a parameter's own name, or that of a module that contains some.
+    """Return the parameters of the named parts, each once.
 
     Args:
         clip: the backbone.
-        names: of parts.
-        setting: name of the setting that lists them, for an error.
+        names: names of parameters, or of modules that contain parameters.
+        setting: the setting that lists the names, for the error message.
 
     Raises:
         ValueError: for a name that matches no part of CLIP.

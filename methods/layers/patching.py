@@ -1,4 +1,4 @@
-"""Temporary replacement of a module's functions."""
+"""Temporary replacement of attributes of a module, such as its methods."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 @contextmanager
 def patched(module: nn.Module, **functions: Callable[..., object]) -> Iterator[None]:
-    """Inside, `module` uses `functions`; afterwards its former functions are restored."""
+    """Context manager: set `functions` as attributes of `module`, and restore its previous attributes on exit."""
     former = {name: vars(module)[name] for name in functions if name in vars(module)}
     vars(module).update(functions)
     try:

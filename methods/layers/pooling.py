@@ -18,10 +18,10 @@ _BY_VALUE: ContextVar[bool] = ContextVar("by_value", default=False)
 
 @contextmanager
 def order_free_sums() -> Iterator[None]:
-    """Make `frame_sum` and `frame_mean` sort the values of each feature over the frames before the sum, in this thread.
+    """Context manager: `frame_sum` and `frame_mean` of this thread sort each feature's values before they add them.
 
     A sum of floats depends on the order of its terms; a sum of sorted values is equal for every order of frames. A
-    method that averages frames then gives a clip and its time-reversed twin equal features, and their scores tie.
+    method that averages frames then computes equal features for a clip and its time-reversed twin, so their scores tie.
     Training does not sort.
     """
     token = _BY_VALUE.set(True)
@@ -32,28 +32,28 @@ def order_free_sums() -> Iterator[None]:
 
 
 def frame_sum(frames: Tensor) -> Tensor:
-    """Sum (B, T, ...) over T; inside `order_free_sums` with the same bits for any order of the frames."""
+    """Sum (B, T, ...) over T; inside `order_free_sums` the sum is bit-identical for every order of the frames."""
     return _in_order(frames).to(frames.dtype) if _BY_VALUE.get() else frames.sum(dim=1)
 
 
 def frame_mean(frames: Tensor) -> Tensor:
-    """Average (B, T, ...) over T; see `frame_sum`."""
+    """Average (B, T, ...) over T; inside `order_free_sums` bit-identical for every order of the frames."""
     return (_in_order(frames) / frames.shape[1]).to(frames.dtype) if _BY_VALUE.get() else frames.mean(dim=1)
 
 
 def _in_order(frames: Tensor) -> Tensor:
-    """Sum the frames (B, T, ...) of each number in ascending order, at least in float32."""
+    """Sum the values of each feature over the frames (B, T, ...), in ascending order and at least in float32."""
     terms = frames.to(torch.promote_types(frames.dtype, torch.float32)).sort(dim=1).values
     return reduce(torch.add, terms.unbind(dim=1))
 
 
 def mean_pool(frames: Tensor, frame_norm: FrameNorm = "none") -> Tensor:
-    """Average frame features (B, T, d) and normalise the mean: (B, d) float32.
+    """Average frame features (B, T, d) and normalize the mean: (B, d) float32.
 
     Args:
         frames: (B, T, d) joint embeddings, the output of the tower.
-        frame_norm: `l2` normalises each frame first (CLIP4Clip, arXiv:2104.08860); `none`
-            does not (CTVR's released AvgPool).
+        frame_norm: `l2` normalizes each frame first (CLIP4Clip, arXiv:2104.08860); `none` does not (AvgPool of
+            CTVR's released code).
     """
     frames = frames.float()
     if frame_norm == "l2":

@@ -1,12 +1,21 @@
-"""Keeps computations that select tokens in float32 whatever the towers' precision, since rounded values tie."""
+"""Control of autocast: turned off for computations that need float32, or cast once for several products."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch import Tensor
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Turn autocast off inside; on `meta` tensors, which have no values, it has no effect."""
+    """Return a context in which autocast is off on `device`; it has no effect on `meta` tensors, which lack values."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+
+
+def in_autocast(x: Tensor) -> Tensor:
+    """Cast x to autocast's dtype, as autocast does before each product; without autocast, return x unchanged."""
+    kind = x.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return x
+    return x.to(torch.get_autocast_dtype(kind))

@@ -1,6 +1,6 @@
-"""Encodes captions and videos of several tasks in one batch, each for its own task.
+"""Encoding and scoring of a batch whose captions are encoded for different tasks.
 
-Shapes: B captions, L text length, N words, d joint embedding.
+Shapes: B captions, V videos, L text length, N words, d joint embedding.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from ctvr.methods.layers.transfer import to_device
 
 
 def by_task(encode: Callable[..., Tensor], tokens: Tensor, tasks: Tensor | None) -> Tensor:
-    """Return features (B, d), or of words (B, N, d) with zero rows up to the longest, in the order of `tokens`.
+    """Encode each caption for its task: features (B, d), or word features (B, N, d) padded with zero rows.
 
     Args:
-        encode: (tokens, task) -> features of captions that search the videos of `task`; (tokens) for the current one.
+        encode: (tokens, task) -> features of captions that search the videos of `task`; `encode(tokens)` encodes for
+            the current task.
         tokens: (B, L) int64.
-        tasks: (B,) int64 task of each caption, on the CPU; None: all of the current one.
+        tasks: (B,) int64 task of each caption, on the CPU; if None, all captions are encoded for the current task.
     """
     if tasks is None:
         return encode(tokens)
@@ -43,15 +44,15 @@ def scores_by_task(
     tasks: Tensor,
     present: Iterable[int],
 ) -> Tensor:
-    """Score captions and videos (B, V), each video with captions encoded for the video's task.
+    """Return the scores (B, V) of all workers' captions and videos; captions are encoded for the task of each video.
 
     Args:
         encode: (tokens, task) -> features of captions that search the videos of `task`.
         score: `Method.score`.
-        tokens: (B, L) int64, of this worker.
-        videos: (V, ...), of all workers.
+        tokens: (B', L) int64 captions of this worker.
+        videos: (V, ...) features of the videos of all workers.
         tasks: (V,) int64 task of each video, on the CPU.
-        present: the tasks that may occur, the same on every worker. Each costs one pass over all captions.
+        present: the tasks that may occur, in equal order on every worker; all captions are encoded once for each.
     """
     parts, order = [], []
     for task in present:

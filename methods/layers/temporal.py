@@ -5,13 +5,15 @@ Shapes: B videos, T frames, N tokens of one frame, D width, H heads.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ctvr.methods.backbone.clip import BlockSeams, TokenState
+from ctvr.methods.layers.precision import in_autocast
 from ctvr.methods.settings import SettingError
 
 FFAInit = Literal["identity", "zero_out", "torch"]
@@ -20,14 +22,14 @@ Mix = Literal["add", "convex"]
 
 
 def neighbour(y: Tensor, direction: Direction) -> Tensor:
-    """Return each frame's neighbour in y (B, T, ...); a border frame without one is its own neighbour."""
+    """Replace each frame of y (B, T, ...) by its neighbor; the first or last frame, which lacks one, by itself."""
     if direction == "previous":
         return torch.cat([y[:, :1], y[:, :-1]], dim=1)
     return torch.cat([y[:, 1:], y[:, -1:]], dim=1)
 
 
 class CrossFrameAttention(nn.Module):
-    """CA(F', F) of eq. 1: queries from the neighbour's tokens, keys and values from the frame's own tokens."""
+    """Attention CA(F', F) of eq. 1: queries from the neighboring frame, keys and values from the frame itself."""
 
     def __init__(self, width: int, heads: int, has_output: bool = True, init: FFAInit = "identity") -> None:
         """Build the projections.
@@ -35,16 +37,16 @@ class CrossFrameAttention(nn.Module):
         Args:
             width: D, a multiple of heads.
             heads: H.
-            has_output: project the merged heads once more, as CLIP's own attention does.
-            init: `identity` weights with zero biases; `zero_out`, the same with an output projection of
-                zero, so that CA is 0 at the start; `torch`, torch's default initialisation.
+            has_output: whether an output projection follows the merged heads, as in CLIP's attention.
+            init: `identity`: identity weights and zero biases. `zero_out`: the same, except that the weights of the
+                output projection are zero, so that CA is 0 at first. `torch`: torch's default initialization.
 
         Raises:
-            ValueError: for `zero_out` without an output projection.
+            ValueError: if `init` is `zero_out` and `has_output` is False.
         """
         super().__init__()
         if init == "zero_out" and not has_output:
-            raise SettingError("<ffa_init>=zero_out starts from an output projection of zero; set <ffa_output>=true")
+            raise SettingError("<ffa_init>=zero_out needs an output projection", "Set <ffa_output>=true.")
         self.heads = heads
         self.q, self.k, self.v = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, width)
         self.out = nn.Linear(width, width) if has_output else None
@@ -57,20 +59,52 @@ class CrossFrameAttention(nn.Module):
             nn.init.zeros_(self.out.weight)
 
     def forward(self, y: Tensor, direction: Direction = "previous") -> Tensor:
-        """Attend from the neighbouring frame to each frame: (B, T, N, D) -> (B, T, N, D)."""
-        queries = self._heads_first(self.q(neighbour(y, direction)))
-        keys, values = self._heads_first(self.k(y)), self._heads_first(self.v(y))
-        mixed = F.scaled_dot_product_attention(queries, keys, values)
+        """Compute cross-frame attention with queries from the neighboring frame: (B, T, N, D) -> (B, T, N, D).
+
+        Projecting and shifting by a frame commute, so q, k and v are projected together and only q is shifted.
+        """
+        parts = (self.q, self.k, self.v)
+        q, kv = _JointLinear.apply(in_autocast(y), *(p.weight for p in parts), *(p.bias for p in parts))
+        k, v = kv.chunk(2, dim=-1)
+        queries = self._heads_first(neighbour(q, direction))
+        mixed = F.scaled_dot_product_attention(queries, self._heads_first(k), self._heads_first(v))
         merged = mixed.transpose(1, 2).flatten(2).unflatten(0, y.shape[:2])
         return merged if self.out is None else self.out(merged)
 
     def _heads_first(self, x: Tensor) -> Tensor:
-        """Split heads: (B, T, N, D) -> (B*T, H, N, D/H); torch's fused attention takes exactly four dimensions."""
+        """Split heads: (B, T, N, D) -> (B*T, H, N, D/H), because torch's fused attention needs four dimensions."""
         return x.flatten(0, 1).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
+class _JointLinear(torch.autograd.Function):
+    """Three linear layers of x (..., D): returns the first output (..., O), and the other two in one tensor (..., 2 O).
+
+    The backward pass computes one product with the concatenated weights. In float32 it concatenates them again instead
+    of storing the concatenation; under autocast it stores only the concatenation in low precision. The first output is
+    a separate tensor, so that its memory is freed after `neighbour`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
+        weights, rows = parameters[:3], len(parameters[0])
+        joint, biases = in_autocast(torch.cat(weights)), in_autocast(torch.cat(parameters[3:]))
+        ctx.dtype = weights[0].dtype
+        ctx.save_for_backward(x, *(weights if joint.dtype == ctx.dtype else [joint]))
+        return F.linear(x, joint[:rows], biases[:rows]), F.linear(x, joint[rows:], biases[rows:])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, *kept = ctx.saved_tensors
+        rows, joint = torch.cat(gradients, dim=-1).flatten(0, -2), kept[0] if len(kept) == 1 else torch.cat(kept)
+        own = rows @ joint if ctx.needs_input_grad[0] else None
+        weights = (rows.mT @ x.flatten(0, -2)).to(ctx.dtype).chunk(3)
+        biases = rows.sum(dim=0, dtype=ctx.dtype).chunk(3)
+        return None if own is None else own.view(x.shape), *weights, *biases
+
+
 class FrameFusion(nn.Module):
-    """Eq. 3 for one block; fills the seam `beside` of a vision block."""  # prose: allow
+    """Adapter of eq. 3 for one vision block, called at its hook point `beside`."""  # prose: allow
 
     def __init__(
         self,
@@ -89,9 +123,12 @@ class FrameFusion(nn.Module):
         self.alpha = nn.Parameter(torch.tensor(float(alpha)))
 
     def forward(self, y: Tensor, spatial: Tensor, state: TokenState) -> Tensor:
-        """Join SA (B*T, N, D) and CA of the normalised tokens y (B*T, N, D).
+        """Return SA + alpha CA if `mix` is `add`, (1 - alpha) SA + alpha CA if it is `convex`: (B*T, N, D).
 
-        `add`: SA + alpha CA. `convex`: (1 - alpha) SA + alpha CA.
+        Args:
+            y: (B*T, N, D) LayerNorm output, from which CA is computed.
+            spatial: (B*T, N, D) output SA of the block's spatial attention.
+            state: provides B; the multiply-adds of CA are added to it.
         """
         groups, tokens, width = y.shape
         projections = 3 if self.attention.out is None else 4
@@ -103,13 +140,17 @@ class FrameFusion(nn.Module):
 
 
 def fused_blocks(depth: int, count: int, placement: Literal["shallowest", "deepest"]) -> range:
-    """Return the `count` blocks of a tower with cross-frame attention; all blocks of a shallower one."""
+    """Return the indices of the `count` blocks of a tower that get cross-frame attention; of all, if it has fewer."""
     count = min(count, depth)
     return range(count) if placement == "shallowest" else range(depth - count, depth)
 
 
 def fusion_seams(adapters: nn.ModuleDict, depth: int) -> list[BlockSeams | None]:
-    """Build seams from adapters, which are named by their blocks; tokens of a video's frames must stay aligned."""
+    """Return, for each of `depth` blocks, the `BlockSeams` that calls its adapter; None for a block without one.
+
+    Args:
+        adapters: adapters by block index, as a string. They need token i of all frames at one image position.
+    """
     return [
         BlockSeams(beside=adapters[str(i)], needs_alignment=True) if str(i) in adapters else None for i in range(depth)
     ]

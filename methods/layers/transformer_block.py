@@ -1,4 +1,4 @@
-"""A new transformer block in CLIP's form: of any width, with torch's initial values."""
+"""New transformer blocks with the structure of CLIP's, of any width, randomly initialized."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from ctvr.methods.backbone.quick_gelu import QuickGELU
 
 
 def new_block(width: int, heads: int) -> Block:
-    """Build a block: pre-norm attention, an MLP four times as wide with QuickGELU; biases everywhere, no dropout."""
-    from open_clip.transformer import ResidualAttentionBlock  # seconds to import: here, where a block is made
+    """Build a pre-norm block with an MLP of hidden width 4 `width` and QuickGELU, with biases, without dropout."""
+    from open_clip.transformer import ResidualAttentionBlock  # slow import (seconds), deferred until a block is built
 
     return Block(ResidualAttentionBlock(width, heads, mlp_ratio=4.0, act_layer=QuickGELU))
 
 
 def passed(block: nn.Module, x: Tensor, there: Tensor | None = None, causal: bool = False) -> Tensor:
-    """Pass tokens x (G, N, D) through such a block; `there` (G, N) marks the visible ones, None: all."""
-    sizes = None if there is None else there[..., None].to(x.dtype)  # attention counts a token once for each of them
+    """Pass tokens through a block of `new_block`: (G, N, D) -> (G, N, D).
+
+    Args:
+        there: (G, N) bool, tokens that attention can see; if None, all.
+        causal: whether a token attends only to itself and earlier tokens.
+    """
+    sizes = None if there is None else there[..., None].to(x.dtype)  # attention ignores tokens of size 0
     out: Tensor = block(x, None, TokenState(len(x), sizes=sizes), causal)
     return out

@@ -1,6 +1,6 @@
-"""Comparison and pooling of words and frames (StructAlign, SIGIR 2026, eqs. 1-12).
+"""Similarity and pooling of word features and frame features (StructAlign, SIGIR 2026, eqs. 1-12).
 
-A caption is a row of word features, padded with zero rows; a zero row never counts as a word.
+The word features of a caption are padded with zero rows; a zero row is never counted as a word.
 
 Shapes: B or Q captions, N words, V videos, T frames (the paper's M), L tokens, d joint embedding.
 """
@@ -16,18 +16,18 @@ from torch import Tensor
 
 from ctvr.methods.backbone.clip import BlockSeams, Seams, TextTower, TokenState, run_block
 
-CHUNK = 2**26  # word-frame cosines at a time: 256 MiB in float32
+CHUNK = 2**26  # word-frame cosines in memory at a time, 256 MiB in float32
 
 
 def words_of(hidden: Tensor, eot: Tensor) -> Tensor:
-    """Select features between start and end of text, with zero rows after them.
+    """Select the features of the tokens between start and end of text, and set all later rows to zero.
 
     Args:
         hidden: (B, L, d) joint embeddings of all tokens; the first is the start of text.
         eot: (B,) positions of the end-of-text token.
 
     Returns:
-        (B, L - 1, d); the last row of the longest caption is a pad too, so N <= L - 2.
+        (B, L - 1, d). The last row of every caption is padding, so a caption has at most L - 2 words.
     """
     position = torch.arange(1, hidden.shape[1], device=hidden.device)
     return hidden[:, 1:] * (position < eot[:, None])[..., None]
@@ -36,32 +36,37 @@ def words_of(hidden: Tensor, eot: Tensor) -> Tensor:
 def words_and_caption(
     tower: TextTower, tokens: Tensor, seams: Seams | None = None, with_pads: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Compute eq. 1: words (B, N, d) and the end-of-text feature (B, d) of captions (B, L), neither normalised.
+    """Compute eq. 1: word features (B, N, d) and end-of-text features (B, d) of captions (B, L), not normalized.
 
     Args:
-        with_pads: pads that fill a caption up to L count as words; see `hidden_with_pads`.
+        tower: the text tower.
+        tokens: (B, L) int64.
+        seams: a `BlockSeams` per block.
+        with_pads: whether the padding that fills a caption up to L counts as words; see `hidden_with_pads`.
     """
     hidden, eot = hidden_with_pads(tower, tokens, seams) if with_pads else tower.hidden(tokens, seams)
     words = words_of(hidden, eot)
-    if with_pads:  # all but the start and the first end of text
+    if with_pads:  # all tokens except the start and the first end of text
         is_before = torch.arange(1, hidden.shape[1] - 1, device=hidden.device) < eot[:, None]
         words = torch.where(is_before[..., None], hidden[:, 1:-1], hidden[:, 2:])
     return words, hidden[torch.arange(len(hidden), device=hidden.device), eot]
 
 
 def is_word(words: Tensor) -> Tensor:
-    """Return a mask (B, N) of the rows of (B, N, d) that contain a word, not padding."""
+    """Return a mask (B, N) of the rows of `words` (B, N, d) that are words, not padding."""
     return words.ne(0).any(dim=-1)
 
 
 def frame_word_similarity(words: Tensor, frames: Tensor, chunk: int = CHUNK) -> Tensor:
-    """Compute eq. 6 for all pairs: half the mean over words of the best frame, half the reverse.
+    """Compute eq. 6 for all captions and videos.
+
+    It averages two mean cosines: of words with their most similar frame, and of frames with their most similar word.
 
     Args:
-        words: (Q, N, d) of any length; zero rows are padding and are ignored. A caption without words
-            scores 0 everywhere.
-        frames: (V, T, d) of any length.
-        chunk: number of cosines in memory at a time, Q' * V' * N * T; it does not change the result.
+        words: (Q, N, d), not necessarily normalized; zero rows are padding and are ignored. A caption without words
+            scores 0 with every video.
+        frames: (V, T, d), not necessarily normalized.
+        chunk: largest number of cosines in memory at a time; it does not change the result.
 
     Returns:
         (Q, V) float32 in [-1, 1].
@@ -73,7 +78,7 @@ def frame_word_similarity(words: Tensor, frames: Tensor, chunk: int = CHUNK) -> 
 def _similarities(words: Tensor, frames: Tensor, chunk: int) -> Tensor:
     valid = is_word(words)
     longest = words.shape[1]
-    if words.device.type == "cpu":  # on a GPU this would need a wait; it has few pads, since captions are cut before
+    if words.device.type == "cpu":  # on a GPU this would wait, and captions were already cut there
         longest = int(valid.any(dim=0).nonzero().max()) + 1 if valid.any() else 1
         words, valid = words[:, :longest], valid[:, :longest]
     videos = max(1, min(len(frames), chunk // (longest * frames.shape[1])))
@@ -94,23 +99,38 @@ def _similarity(words: Tensor, valid: Tensor, frames: Tensor) -> Tensor:
 
 
 def mean_z_score(scores: Tensor) -> Tensor:
-    """Merge several similarities (Q, V, n) of all captions and videos into (Q, V): the mean of their z-scores.
+    """Merge n similarities of all captions and videos into the mean of their z-scores: (Q, V, n) -> (Q, V).
 
-    A z-score is taken over a caption's whole row, so it depends on every video in the gallery.
+    A z-score is relative to all videos of a caption's row, so it depends on every video in the gallery.
     """
     centred = scores - scores.mean(dim=1, keepdim=True)
     return (centred / scores.std(dim=1, keepdim=True, correction=0).clamp(min=1e-6)).mean(dim=-1)
 
 
 def pool_towards(projected: Tensor, valid: Tensor, p: Tensor) -> Tensor:
-    """Compute eqs. 11-12: the mean (B, d) of `valid` tokens (B, N, d), weighted by softmax of <token, p (B, d)>."""
+    """Compute eqs. 11-12: the mean of tokens, weighted by the softmax of their inner products with `p`.
+
+    Args:
+        projected: (B, N, d) tokens.
+        valid: (B, N) bool, tokens that are averaged.
+        p: (B, d).
+
+    Returns:
+        (B, d).
+    """
     affinity = (projected @ p[..., None]).squeeze(-1)  # (B, N)
     weight = affinity.masked_fill(~valid, torch.finfo(affinity.dtype).min).softmax(dim=-1)
     return (weight[:, None] @ projected).squeeze(1)
 
 
 def mean_of(tokens: Tensor, valid: Tensor | None = None, is_unit: bool = True) -> Tensor:
-    """Average tokens (B, N, d), the `valid` (B, N) ones if given: (B, d); zero without any. Normalised if `is_unit`."""
+    """Average tokens: (B, N, d) -> (B, d); zero if a row has no valid token.
+
+    Args:
+        tokens: (B, N, d).
+        valid: (B, N) bool, tokens that are averaged; if None, all.
+        is_unit: whether the mean is normalized to length 1.
+    """
     if valid is None:
         valid = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
     else:
@@ -120,11 +140,11 @@ def mean_of(tokens: Tensor, valid: Tensor | None = None, is_unit: bool = True) -
 
 
 def hidden_with_pads(tower: TextTower, tokens: Tensor, seams: Seams | None = None) -> tuple[Tensor, Tensor]:
-    """Act as `TextTower.hidden`, with states for pads too, which the released StructAlign counts as words.
+    """Compute `TextTower.hidden` for captions padded with end-of-text tokens: (B, L, d) and end positions (B,).
 
-    Its tokenizer fills captions with the end-of-text token. Such a token attends to the caption and to
-    no pad, itself included, and has its own position. Pads extend to the length of `tokens` (B, L), whatever the
-    length of other captions in the batch.
+    The released StructAlign pads in this way, and counts the padding as words. A padding token attends to the caption
+    but not to padding, itself included, and has its own position embedding. Captions are padded to the length L of
+    `tokens`, even if all captions in the batch are shorter.
     """
     text: Any = tower
     eot = tokens.argmax(dim=-1)

@@ -1,29 +1,30 @@
-"""LPI: one small low-rank prompt for each task, in both towers of frozen CLIP.
+"""LPI: low-rank prompts for each task, in both towers of frozen CLIP.
 
-Yan et al., "Low-rank Prompt Interaction for Continual Vision-Language Retrieval", ACM MM 2024, arXiv:2501.14369, as its
-code (Kelvin-ywc/LPI@92e5800, folder retrieval) computes it; of the paper only the abstract was available. With the
-prompts P[l] (m, D) of layers l = 0, 1, .. (methods/lpi/prompts.py):
+Yan et al., "Low-rank Prompt Interaction for Continual Vision-Language Retrieval", ACM MM 2024, arXiv:2501.14369, as in
+the released code (Kelvin-ywc/LPI@92e5800, folder retrieval). Of the paper only the abstract was available. P[l] (m, D)
+are the prompts of layer l = 0, 1, ... (methods/lpi/prompts.py):
 
     video:    [class, P[0], patches] of every frame, then the mean over frames
-    caption:  [start, P[0], words, ".", end]; the prompts take the places, and the positions, of m words "X"
-    before block l = 1, .., depth - 1 the tokens of the prompts become tokens + P[l]
+    caption:  [start, P[0], words, ".", end]; P[0] replaces the embeddings of m words "X", and gets their positions
+    before block l = 1, ..., depth - 1, P[l] is added to the m prompt tokens
     L = L_contrastive + align_weight L_align + task_weight L_task
 
-Former prompts never change, and neither does CLIP: a stored video keeps its feature, and so does a caption that
-searches the videos of a former task. So nothing drifts; only a route can be wrong.
+Prompts of previous tasks and CLIP never change. So the features of stored videos, and of captions that search videos of
+previous tasks, do not change either. Errors can only arise if an item is routed to the wrong task.
 
-Our reading, and the release (preset `released`):
+The defaults are our reading, which differs from the released code (preset `released`):
 
-- In the release only P[0] acts: its condition for deeper layers is never true, and P[1], .. are moved by L_align and
-  L_task alone. Here P[l] is added in front of block l (`depth`), which the paper calls deep prompting.
-- `route="block"` encodes a caption for each task whose videos it searches. The release recognises the task of each
-  video and each caption by the nearest of five centres of frozen features (`route="query"`).
-- The release's L_task applies a sigmoid twice, so that it has nearly no gradient, and reads the similarity of COCO's
-  tasks from a file. Here it is off. If it is on, tasks are similar where the means of their captions' frozen features
-  have a cosine above `similar_above`; the current task's mean is that of the batch.
-- Centres: a k-means of our own, since the release's depends on its library's random numbers.
+- In the released code only P[0] is used, because its condition for deeper layers is never true, and P[1], P[2], ... are
+  trained by L_align and L_task only. Here P[l] is added before block l (`depth`), as in deep prompting.
+- Here a caption is encoded for each task whose videos it searches (`route="block"`). The released code selects the task
+  of each video and caption by the nearest of five centers of frozen features (`route="query"`).
+- L_task of the released code applies a sigmoid twice, so that its gradient is nearly zero, and reads the similarity of
+  COCO's tasks from a file. Here L_task is off by default. Two tasks count as similar if the mean frozen features of
+  their captions have a cosine above `similar_above`; for the current task the mean is that of the batch.
+- The centers are computed by our k-means, because that of the released code depends on random numbers of its library.
 
-Shapes: B pairs, T frames, L text length, m prompts, D width, d joint embedding.
+Shapes: B pairs, T frames, L text length, G attention groups, N tokens, K layers, m prompts, D width, d joint embedding,
+t tasks so far.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ _LEFT_OUT = (
 _RELEASED = {
     **_PAPER,
     "method.depth": (1, "retrieval/models/clip: layer_id < 0 is never true"),
-    "method.route": ("query", "retrieval/methods/sprompt.py: the nearest centre"),
+    "method.route": ("query", "retrieval/methods/sprompt.py: the nearest center"),
     "method.centres": (5, "retrieval/methods/sprompt.py"),
     "method.task_weight": (0.1, "retrieval/models/slinet.py"),
     "method.task_temperature": (0.001, "retrieval/models/slinet.py"),
@@ -83,34 +84,43 @@ _RELEASED = {
 
 @dataclass(frozen=True, kw_only=True)
 class LPIConfig:
-    """Settings, with ranges in search_spaces/; defaults are the released code's."""
+    """Settings of LPI; default values are from the released code unless a setting says otherwise."""
 
-    lr: float = setting(0.05, doc="learning rate of the current task's factors", part="recipe")
-    num_prompts: int = setting(16, doc="prompts m of a layer and tower, at most a quarter of the text length")
+    lr: float = setting(0.05, doc="learning rate of the low-rank factors of the current task", part="recipe")
+    num_prompts: int = setting(
+        16, doc="number m of prompts per layer and tower, at most a quarter of the context length"
+    )
     rank: int = setting(4, doc="rank r of the prompts")
-    layers: int = setting(9, doc="layers K for which a task has prompts")
+    layers: int = setting(9, doc="number K of layers for which a task has prompts")
     depth: int = setting(
-        9, doc="layers whose prompts act, at most `layers`; deeper ones than a tower act in none", at_most="layers"
+        9,
+        doc="number of layers whose prompts are used, at most `layers` and the number of blocks of a tower",
+        at_most="layers",
     )
     route: Literal["block", "query"] = setting(
         "block",
-        doc="task whose prompts encode an item. block: the task whose videos are searched, and a video's own; query: "
-        "the one whose centres are nearest",
+        doc="task whose prompts encode an item: block, the task of a video, and the task whose videos a caption "
+        "searches; query, the task with the nearest center",
     )
-    centres: int = setting(5, doc="centres of a task and modality, with route=query")
-    align_weight: float = setting(0.1, doc="weight of the alignment of both towers' prompts", part="loss")
-    align_temperature: float = setting(0.01, doc="temperature of each side of the alignment", part="loss")
+    centres: int = setting(5, doc="number of centers per task and modality, with route=query")
+    align_weight: float = setting(0.1, doc="weight of the alignment of the prompts of both towers", part="loss")
+    align_temperature: float = setting(
+        0.01, doc="temperature by which the alignment divides the prompts of each tower", part="loss"
+    )
     task_weight: float = setting(
-        0.0, doc="weight of the loss over similar tasks; released: 0.1", later=True, part="loss"
+        0.0, doc="weight of the loss on similar tasks; released code: 0.1", later=True, part="loss"
     )
-    task_temperature: float = setting(0.001, doc="temperature of the loss over similar tasks", later=True, part="loss")
-    similar_above: float = setting(0.4, doc="cosine above which two tasks are similar", later=True, part="loss")
+    task_temperature: float = setting(0.001, doc="temperature of the loss on similar tasks", later=True, part="loss")
+    similar_above: float = setting(0.4, doc="cosine above which two tasks count as similar", later=True, part="loss")
     double_sigmoid: bool = setting(
-        False, doc="second sigmoid in the loss over similar tasks, as released", exact=True, part="loss"
+        False,
+        doc="whether to apply a second sigmoid in the loss on similar tasks, as in the released code",
+        exact=True,
+        part="loss",
     )
 
     def __post_init__(self) -> None:
-        require(self, ">= 0", "lr", "align_weight", "task_weight", hint="Use 0 to leave it out.")
+        require(self, ">= 0", "lr", "align_weight", "task_weight", hint="Use 0 to disable it.")
         require(self, ">= 1", "num_prompts", "rank", "layers", "depth", "centres")
         if self.depth > self.layers:
             raise SettingError(
@@ -119,11 +129,11 @@ class LPIConfig:
             )
         require(self, "> 0", "align_temperature", hint="Use 0.01.")
         require(self, "> 0", "task_temperature", hint="Use 0.001.")
-        require(self, "in [-1, 1]", "similar_above", hint="The release uses 0.4.")
+        require(self, "in [-1, 1]", "similar_above", hint="The released code uses 0.4.")
 
 
 class LPI(Method):
-    """Frozen CLIP with the low-rank prompts of each task."""
+    """Frozen CLIP with low-rank prompts for each task."""
 
     Config = LPIConfig
     OPTIMIZER: ClassVar[dict[str, Any]] = {
@@ -132,7 +142,7 @@ class LPI(Method):
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": Recipe(_RELEASE, _PAPER, _LEFT_OUT),
         "released": Recipe(_RELEASE, _RELEASED, (*_LEFT_OUT, "the similarity of COCO's tasks, from a file")),
-        "shapes": {  # with optim.lr_scale=50: 1e-2 of AdamW, with the usual settings
+        "shapes": {  # AdamW with the default settings; with optim.lr_scale=50 the learning rate is 1e-2
             "method.lr": 2e-4,
             "optim.name": "adamw",
             "optim.momentum": 0.0,
@@ -143,8 +153,8 @@ class LPI(Method):
             "optim.grad_clip": 1.0,
         },
     }
-    keys: Tensor  # (2, tasks, centres, d) of videos and captions; infinite until a task is learned
-    means: Tensor  # (tasks, d) mean frozen feature of a task's captions
+    keys: Tensor  # (2, tasks, centers, d) centers of videos and captions; infinite until a task is learned
+    means: Tensor  # (tasks, d) mean frozen feature of the captions of each task
 
     @classmethod
     def capabilities(cls, config: LPIConfig) -> Capabilities:
@@ -153,20 +163,20 @@ class LPI(Method):
             joins_tasks=True,
             accumulation="features",
             task_conditioned_text=config.route == "block",
-            rewrites_captions=True,  # as "X .. X caption ."
+            rewrites_captions=True,  # to "X ... X caption ."
         )
 
     def __init__(self, config: LPIConfig, backbone: Clip) -> None:
         super().__init__()
         self.config, self.backbone = config, backbone
         self.count = min(config.num_prompts, backbone.text.context_length // 4)
-        self.prompts = nn.ModuleList()  # one for each task so far
+        self.prompts = nn.ModuleList()  # a `LowRankPrompts` for each task so far
         for name in ("keys", "means"):
             self.register_buffer(name, torch.empty(0))
 
     @cached_property
     def _marks(self) -> tuple[int, int]:
-        """Return the token ids of "X" and "."; each is one token."""
+        """Token ids of "X" and ".", each of which is one token."""
         word, stop = self.backbone.tokenize(["X", "."])
         return int(word[1]), int(stop[1])
 
@@ -182,7 +192,7 @@ class LPI(Method):
 
     @torch.no_grad()
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
-        """Store the centres of the task's frozen features, and the mean of its captions'; every worker sees all."""
+        """Store the centers of frozen features, and the mean feature of captions; every worker gets all pairs."""
         if self.config.route != "query" and not self.config.task_weight:
             return
         found = [(self._frozen_videos(batch.frames), self._frozen_texts(batch.tokens)) for batch in loader]
@@ -198,16 +208,16 @@ class LPI(Method):
     # ------------------------------------------------------------------------------------ encoding
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        return self._video(frames, self._routed(0, lambda: self._frozen_videos(frames)))
+        return self._encode_frames(frames, self._route(0, lambda: self._frozen_videos(frames)))
 
     def encode_video_for_task(self, frames: Tensor, task: int) -> Tensor:
-        """Encode videos of `task` with its prompts, or with those that their own features choose."""
-        return self.encode_video(frames) if self.config.route == "query" else self._video(frames, task)
+        """Encode videos with the prompts of `task`, or with route=query with those of the nearest center."""
+        return self.encode_video(frames) if self.config.route == "query" else self._encode_frames(frames, task)
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         own = None if self.config.route == "query" else task
-        routed = self._routed(1, lambda: self._frozen_texts(tokens)) if own is None else own
-        prompts = self._chosen("text", routed)
+        routed = self._route(1, lambda: self._frozen_texts(tokens)) if own is None else own
+        prompts = self._select("text", routed)
         table = self.backbone.text.positional_embedding
 
         def place(x: Tensor, state: TokenState) -> Tensor:
@@ -215,30 +225,33 @@ class LPI(Method):
             return torch.cat([x[:, :1], words.to(x.dtype).expand(len(x), -1, -1), x[:, 1 + self.count :]], dim=1)
 
         seams = self._seams(prompts, place, len(self.backbone.text.blocks))
-        return l2_normalize(self.backbone.text(self._written(tokens), seams))
+        return l2_normalize(self.backbone.text(self._rewrite(tokens), seams))
 
-    def _video(self, frames: Tensor, task: int | Tensor) -> Tensor:
-        prompts = self._chosen("vision", task)
-        if prompts.ndim == 4:  # (B, K, m, D) -> of each frame
+    def _encode_frames(self, frames: Tensor, task: int | Tensor) -> Tensor:
+        prompts = self._select("vision", task)
+        if prompts.ndim == 4:  # (B, K, m, D) -> (B*T, K, m, D)
             prompts = prompts.repeat_interleave(frames.shape[1], dim=0)
         first = insert(self.backbone.vision.ln_pre(prompts[..., 0, :, :]))
         return mean_pool(self.backbone.vision(frames, self._seams(prompts, first, len(self.backbone.vision.blocks))))
 
-    def _chosen(self, tower: Literal["vision", "text"], task: int | Tensor) -> Tensor:
-        """Return the prompts (K, m, D) of a task (the newest for a later task), or (B, K, m, D), those of each item."""
+    def _select(self, tower: Literal["vision", "text"], task: int | Tensor) -> Tensor:
+        """Return the prompts (K, m, D) of a task, or (B, K, m, D) of the task (B,) of each item.
+
+        A task without prompts gets those of the newest task.
+        """
         if isinstance(task, Tensor):
             return torch.stack([getattr(prompts, tower)() for prompts in self.prompts])[task]
         found: Tensor = getattr(self.prompts[min(task, len(self.prompts) - 1)], tower)()
         return found
 
     def _seams(self, prompts: Tensor, first: Any, blocks: int) -> list[BlockSeams]:
-        """Build the seams of a tower: `first` before its first block, sums before the next `depth - 1` ones."""
+        """Return one `BlockSeams` per block: `first` acts before block 0, sums before the next `depth - 1` blocks."""
         sums = [partial(_add, prompts[..., layer, :, :]) for layer in range(1, min(self.config.depth, blocks))]
         seams = [BlockSeams(before=before) for before in (first, *sums)]
         return seams + [BlockSeams()] * (blocks - len(seams))
 
-    def _written(self, tokens: Tensor) -> Tensor:
-        """Write captions (B, L) as "X .. X caption .": (B, L + m + 1); too long ones lose words, not their end."""
+    def _rewrite(self, tokens: Tensor) -> Tensor:
+        """Rewrite captions (B, L) as "X ... X caption .", (B, L + m + 1); captions that would be too long are cut."""
         tokens = truncate(tokens, self.backbone.text.context_length - self.count - 1)
         rows = torch.arange(len(tokens), device=tokens.device)
         end, last = tokens.amax(dim=1), tokens.argmax(dim=1) + self.count
@@ -250,8 +263,13 @@ class LPI(Method):
 
     # ------------------------------------------------------------------------------------- routing
 
-    def _routed(self, kind: int, features: Any) -> int | Tensor:
-        """Return the current task, or (B,) the one whose centres are nearest; training uses the current one."""
+    def _route(self, kind: int, features: Any) -> int | Tensor:
+        """Return the current task in training or with route=block; otherwise the task (B,) with the nearest center.
+
+        Args:
+            kind: 0 for videos, 1 for captions.
+            features: function that returns their frozen features (B, d).
+        """
         if self.config.route == "block" or self.training:
             return len(self.prompts) - 1
         return nearest_task(features(), self.keys[kind, : len(self.prompts)])
@@ -262,7 +280,7 @@ class LPI(Method):
 
     @torch.no_grad()
     def _frozen_texts(self, tokens: Tensor) -> Tensor:
-        return l2_normalize(self.backbone.text(self._written(tokens)))
+        return l2_normalize(self.backbone.text(self._rewrite(tokens)))
 
     # -------------------------------------------------------------------------------------- losses
 
@@ -274,28 +292,28 @@ class LPI(Method):
             terms["alignment"] = c.align_weight * alignment(own.vision(), own.text(), c.align_temperature)
         if c.task_weight and len(self.prompts) > 1:
             similar = self._similar(gather(self._frozen_texts(batch.tokens)).mean(dim=0))
-            parts = [relatedness(rows, similar, c.task_temperature, c.double_sigmoid) for rows in self._rows()]
+            parts = [relatedness(rows, similar, c.task_temperature, c.double_sigmoid) for rows in self._flatten()]
             terms["tasks"] = c.task_weight * (parts[0] + parts[1]) / 2
         return terms
 
-    def _rows(self) -> tuple[Tensor, Tensor]:
-        """Return the flattened prompts of all tasks so far, (t, K m D) for each tower; former ones are constants."""
+    def _flatten(self) -> tuple[Tensor, Tensor]:
+        """Return the flattened prompts (t, K m D) of both towers; only those of the current task have a gradient."""
         last = len(self.prompts) - 1
 
         def rows(tower: Literal["vision", "text"]) -> Tensor:
-            found = [self._chosen(tower, task).flatten() for task in range(last + 1)]
+            found = [self._select(tower, task).flatten() for task in range(last + 1)]
             return torch.stack([*(x.detach() for x in found[:last]), found[last]])
 
         return rows("vision"), rows("text")
 
     def _similar(self, present: Tensor) -> Tensor:
-        """Return which of the tasks so far are similar, (t, t) bool; `present` (d,) replaces the mean of the last."""
+        """Return which tasks are similar, (t, t) bool; `present` (d,) is the mean feature of the current task."""
         means = l2_normalize(torch.stack([*self.means[: len(self.prompts) - 1], present]))
         itself = torch.eye(len(means), dtype=torch.bool, device=means.device)
         return (means @ means.mT > self.config.similar_above) | itself
 
 
 def _add(prompts: Tensor, x: Tensor, state: TokenState) -> Tensor:
-    """Add prompts (m, D), or (G, m, D) of each group, to the tokens 1..m of x (G, N, D)."""
+    """Add prompts (m, D), or (G, m, D) for each group, to tokens 1 to m of x (G, N, D)."""
     count = prompts.shape[-2]
     return torch.cat([x[:, :1], x[:, 1 : 1 + count] + prompts.to(x.dtype), x[:, 1 + count :]], dim=1)

@@ -1,6 +1,7 @@
-"""Low-rank prompts shared by both towers of a task, and the losses over them (LPI, arXiv:2501.14369).
+"""Low-rank prompts of a task for both towers, and the losses on them (LPI, arXiv:2501.14369).
 
-Shapes: K layers, m prompts of a layer, r rank, D width of a tower, t tasks, d joint embedding, n vectors.
+Shapes: K layers, m prompts of a layer, r rank, D width of a tower, t tasks, c centers of a task, d joint embedding, n
+vectors.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from ctvr.methods.layers.losses.contrastive import contrastive
 
 
 class LowRankPrompts(nn.Module):
-    """The factors of one task: P[l, p] = (1 / r) sum_s A[l, s] B[p, s] C[:, s], with one A for both towers.
+    """Prompts of one task, P[l, p] = (1 / r) sum_s A[l, s] B[p, s] C[:, s], where both towers share A.
 
-    All factors are drawn from N(0, 0.5^2), as released.
+    All factors are initialized from N(0, 0.5^2), as in the released code.
     """
 
     def __init__(self, layers: int, count: int, rank: int, vision_width: int, text_width: int) -> None:
@@ -29,11 +30,11 @@ class LowRankPrompts(nn.Module):
         self.vision_widths, self.text_widths = drawn(vision_width, rank), drawn(text_width, rank)  # C
 
     def vision(self) -> Tensor:
-        """Return the prompts of the vision tower, (K, m, D)."""
+        """Return the prompts (K, m, D) of the vision tower."""
         return _product(self.shared, self.vision_places, self.vision_widths)
 
     def text(self) -> Tensor:
-        """Return the prompts of the text tower, (K, m, D)."""
+        """Return the prompts (K, m, D) of the text tower."""
         return _product(self.shared, self.text_places, self.text_widths)
 
 
@@ -42,28 +43,30 @@ def _product(layers: Tensor, places: Tensor, widths: Tensor) -> Tensor:
 
 
 def alignment(vision: Tensor, text: Tensor, temperature: float) -> Tensor:
-    """Compute L_align: layer l of one tower answers layer l of the other.
+    """Compute L_align, a contrastive loss in which layer l of one tower matches layer l of the other.
+
+    Layers are compared by the inner products of the means of their prompts over the width, not normalized.
 
     Args:
-        vision: prompts (K, m, D); their means over D are compared, not normalised.
+        vision: prompts (K, m, D).
         text: prompts (K, m, D').
-        temperature: divides each side, so that products are divided by its square.
+        temperature: divisor of both means, so that products are divided by its square.
     """
     a, b = vision.mean(dim=-1) / temperature, text.mean(dim=-1) / temperature  # (K, m)
     return contrastive(a @ b.mT)
 
 
 def relatedness(rows: Tensor, similar: Tensor, temperature: float, twice: bool = False) -> Tensor:
-    """Compute one tower's part of L_task: flattened prompts of similar tasks are close, of others are not.
+    """Compute the part of L_task of one tower, which makes prompts of similar tasks similar and others dissimilar.
 
-    The binary cross-entropies of a row's similar tasks and of its other tasks are averaged separately and added. A
-    row without other tasks has the first part only. A task is similar to itself by definition, with a constant loss.
+    For each task, the binary cross-entropies are averaged over similar tasks and over other tasks, and both means are
+    added; without other tasks the second mean is 0. A task counts as similar to itself, with a constant loss.
 
     Args:
-        rows: (t, n), one for each task.
+        rows: (t, n) flattened prompts of each task.
         similar: (t, t) bool, with True on the diagonal.
         temperature: temperature of the cosines.
-        twice: whether to apply a second sigmoid, as the released code does.
+        twice: whether to apply a second sigmoid, as in the released code.
     """
     unit = F.normalize(rows, dim=-1)
     itself = torch.eye(len(rows), dtype=torch.bool, device=rows.device)
@@ -77,10 +80,10 @@ def relatedness(rows: Tensor, similar: Tensor, temperature: float, twice: bool =
 
 @torch.no_grad()
 def k_means(x: Tensor, count: int, rounds: int = 100) -> Tensor:
-    """Return `count` centres (count, d) of vectors x (n, d), without a random number.
+    """Return the k-means centers (count, d) of vectors x (n, d), computed deterministically.
 
-    Each start is the vector that is farthest from the earlier ones; then Lloyd's rounds follow. A centre without
-    vectors stays.
+    The first initial center is x[0], and each other one the vector farthest from the earlier ones. At most `rounds`
+    iterations of Lloyd's algorithm follow. A center without vectors is not moved.
     """
     centres = x[:1]
     for _ in range(count - 1):
@@ -98,10 +101,10 @@ def k_means(x: Tensor, count: int, rounds: int = 100) -> Tensor:
 
 
 def nearest_task(features: Tensor, keys: Tensor) -> Tensor:
-    """Return the task (n,) whose closest centre has the least L1 distance.
+    """Return, for each vector, the index of the task with the nearest center in L1 distance: (n,) int64.
 
     Args:
-        features: (n, d).
-        keys: (t, c, d) centres of each task; a task whose centres are not known has infinite ones.
+        features: (n, d) vectors.
+        keys: (t, c, d) centers of each task; infinite for a task without centers.
     """
     return torch.cdist(features, keys.flatten(0, 1), p=1).unflatten(1, keys.shape[:2]).amin(dim=2).argmin(dim=1)

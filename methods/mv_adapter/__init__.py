@@ -1,23 +1,24 @@
-"""MV-Adapter: a small adapter in every block of frozen CLIP, whose video part sees all frames.
+"""MV-Adapter: a small adapter in every block of frozen CLIP; adapters of the vision tower attend across all frames.
 
-Jin et al., "MV-Adapter: Multimodal Video Transfer Learning for Video Text Retrieval", CVPR 2024, as its code
-(zhangbw17/MV-Adapter) computes it; row of TempMe (arXiv:2409.01156, table 2, ViT-B/16). The adapters are
-methods/mv_adapter/adapters.py, after the MLP of a block:
+Jin et al., "MV-Adapter: Multimodal Video Transfer Learning for Video Text Retrieval", CVPR 2024, as in the released
+code (zhangbw17/MV-Adapter). It is a row of TempMe (arXiv:2409.01156, table 2, ViT-B/16). An adapter A
+(methods/mv_adapter/adapters.py) follows the MLP of each block:
 
-    x = x + MLP(LN x) + A(MLP(LN x)),   A = 0.1 (W_u s + b_u), W_u and b_u zero at first: the network starts as CLIP
-    video:   z = phi(W_d y + b_d); class tokens, means of patches and a token of the video pass one transformer block;
-             its output calibrates the class tokens; patches bypass the block
-    caption: z = W_d y + b_d; words pass a causal block of the same kind
-    in the last `tied` blocks a vector f, one for both towers, scales rows (down_out) or inputs (down_in) of W_d
-    v = unit(mean over t of unit(f_t));  S = q v^T;  loss = InfoNCE of S exp(logit_scale), logit_scale frozen
+    x = x + MLP(LN x) + A(MLP(LN x)),   A = 0.1 (W_u s + b_u), where W_u and b_u are initially 0, so the model is CLIP
+    video:   z = phi(W_d y + b_d); class tokens, means of patches and a video token pass a transformer block, whose
+             output calibrates the class tokens; patches bypass the block
+    caption: z = W_d y + b_d; words pass a causal transformer block
+    in the last `tied` blocks a vector f, shared by both towers, scales outputs (down_out) or inputs (down_in) of W_d
+    v = unit(mean over t of unit(f_t));  S = q v^T;  loss = InfoNCE of S exp(logit_scale), with fixed logit_scale
 
-All adapters and f learn, and every bias of CLIP at its own rate: 3,325,696 + 171,008 = 3,496,704 weights for
-MSRVTT, 2.34 % of ViT-B/16's. 2.39 is such a percentage, too, that of MSVD with down_in, whose 3.6 M TempMe prints.
-Published rates (5e-6, 1e-7) are those of float16 weights (docs/protocol.md): in float32 they change weights far less.
+Adapters and the shared vectors are trained, and all biases of CLIP with a separate learning rate. These are
+3,325,696 + 171,008 = 3,496,704 parameters for MSRVTT, 2.34 % of those of ViT-B/16. The share for MSVD with down_in is
+2.39 %, which are the 3.6 M parameters that TempMe prints. The published learning rates (5e-6, 1e-7) are for float16
+weights (docs/protocol.md); float32 weights change far less with them.
 
-Differences: a caption may be shorter than the table of positions, which does not change its features; longer ones are
-cut. Missing frames (`mask_missing`) are masked, calibrated by 0 and left out of the mean. Videos may have fewer frames
-than the table, and means of patches then have other positions, as released.
+Differences: captions may be shorter than the table of position embeddings, which does not change their features; longer
+captions are cut. With `mask_missing`, missing frames are masked, calibrated by 0 and excluded from the mean. If a video
+has fewer frames than the table, means of patches get other position embeddings, as in the released code.
 
 Shapes: B videos or captions, T frames, N tokens of a frame, L tokens of a caption, D width, d joint embedding.
 """
@@ -75,42 +76,47 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class MVAdapterConfig:
-    """Settings, with ranges in search_spaces/."""
+    """Settings of MV-Adapter; preset `original` has the values of the released code for MSRVTT."""
 
-    lr: float = setting(5e-6, doc="learning rate of adapters and tied vectors", unpublished=True, part="recipe")
+    lr: float = setting(5e-6, doc="learning rate of adapters and shared vectors", unpublished=True, part="recipe")
     lr_bias: float = setting(
-        1e-7, doc="learning rate of every bias of CLIP; 0: frozen", unpublished=True, part="recipe"
+        1e-7, doc="learning rate of all biases of CLIP; 0: they are not trained", unpublished=True, part="recipe"
     )
     bottleneck: int = setting(64, doc="width m of an adapter")
-    heads: int = setting(2, doc="attention heads of the block within an adapter")
-    tied: int = setting(2, doc="last blocks of both towers that share a vector; LSMDC: 3, ActivityNet: 1")
-    tying: Tying = setting("down_out", doc="weights that the shared vector scales; MSVD, LSMDC, ActivityNet: down_in")
-    num_frames: int = setting(12, doc="positions of the video adapter; videos may have fewer")
-    num_words: int = setting(32, doc="positions of the text adapter; longer captions are cut before the end of text")
+    heads: int = setting(2, doc="number of attention heads of the transformer block in an adapter")
+    tied: int = setting(2, doc="number of last blocks in which both towers share a vector; LSMDC: 3, ActivityNet: 1")
+    tying: Tying = setting(
+        "down_out",
+        doc="side of the down projection that the shared vector scales: down_out, outputs; down_in, inputs (MSVD, "
+        "LSMDC, ActivityNet); none, no shared vector",
+    )
+    num_frames: int = setting(12, doc="maximum number of frames of a video")
+    num_words: int = setting(32, doc="maximum number of tokens of a caption; longer captions are cut")
     mask_missing: bool = setting(
-        False, doc="mask of all-zero frames at a video's end, as data.sampling=one_per_second makes them"
+        False,
+        doc="whether to mask all-zero frames at the end of a video, which data.sampling=one_per_second creates",
     )
 
     def __post_init__(self) -> None:
-        require(self, ">= 0", "lr", "lr_bias", hint="Use 0 to train none of these.")
+        require(self, ">= 0", "lr", "lr_bias", hint="Use 0 to disable training of these weights.")
         require(self, ">= 1", "heads", hint="Use 2.")
         if self.bottleneck < 1 or self.bottleneck % self.heads:
             raise SettingError(
                 f"<bottleneck> must be a multiple of heads, got {self.bottleneck} and {self.heads}", "Use 64 and 2."
             )
-        require(self, ">= 0", "tied", hint="Use 0 for none.")
+        require(self, ">= 0", "tied", hint="Use 0 for no shared vectors.")
         require(self, ">= 1", "num_frames")
-        require(self, ">= 3", "num_words", hint="The paper has 32.")
+        require(self, ">= 3", "num_words", hint="The paper uses 32.")
 
 
 class MVAdapter(Method):
-    """Frozen CLIP with trained biases, and adapters that share a vector in the last blocks of both towers."""
+    """Frozen CLIP with trained biases and adapters, which share vectors in the last blocks of both towers."""
 
     Config = MVAdapterConfig
     PRESETS = {
-        "paper": PAPER,  # the training of TempMe's tables
+        "paper": PAPER,  # training recipe of TempMe's tables
         "original": ORIGINAL,
-        "shapes": {"method.lr": 2e-5, "method.lr_bias": 2e-6},  # with optim.lr_scale=50: 1e-3 and 1e-4
+        "shapes": {"method.lr": 2e-5, "method.lr_bias": 2e-6},  # with optim.lr_scale=50 they are 1e-3 and 1e-4
         "down_in": Override({"method.tying": "down_in"}),
     }
 
@@ -125,13 +131,13 @@ class MVAdapter(Method):
         tied = 0 if config.tying == "none" else min(config.tied, len(vision.blocks), len(text.blocks))
         self.shared = nn.Parameter(torch.zeros(tied, FACTOR))
 
-        def made(cls: Any, width: int, blocks: int, places: int) -> nn.ModuleList:
+        def make_adapters(cls: Any, width: int, blocks: int, places: int) -> nn.ModuleList:
             first = blocks - tied
             kinds = [config.tying if block >= first else "none" for block in range(blocks)]
             return nn.ModuleList(cls(width, config.bottleneck, config.heads, places, kind) for kind in kinds)
 
-        self.video = made(VideoAdapter, vision.width, len(vision.blocks), config.num_frames)
-        self.text = made(TextAdapter, text.width, len(text.blocks), config.num_words)
+        self.video = make_adapters(VideoAdapter, vision.width, len(vision.blocks), config.num_frames)
+        self.text = make_adapters(TextAdapter, text.width, len(text.blocks), config.num_words)
 
     def param_groups(self) -> list[ParamGroup]:
         own = [self.shared, *self.video.parameters(), *self.text.parameters()]
@@ -143,7 +149,7 @@ class MVAdapter(Method):
         return groups
 
     def _shared(self, block: int, blocks: int) -> Tensor | None:
-        """Return the vector of block `block` in a tower of `blocks` blocks."""
+        """Return the shared vector (32,) of block `block` in a tower of `blocks` blocks; None if it has none."""
         number = block - (blocks - len(self.shared))
         return self.shared[number] if number >= 0 else None
 

@@ -1,7 +1,9 @@
-"""MV-Adapter's two adapters (Jin et al., CVPR 2024), as zhangbw17/MV-Adapter computes them.
+"""The video adapter and the text adapter of MV-Adapter (Jin et al., CVPR 2024), as in zhangbw17/MV-Adapter.
 
-Both follow the MLP of a block, read its output y and add to it. Shapes: B videos or captions, T frames,
-N tokens of a frame (class token and patches), L tokens of a caption, D width of the tower, m bottleneck.
+Both read the output y of the MLP of a block, and their output is added to y.
+
+Shapes: B videos or captions, T frames, N tokens of a frame (class token and patches), L tokens of a caption, D width of
+the tower, m bottleneck.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from ctvr.methods.backbone.quick_gelu import QuickGELU
 from ctvr.methods.layers.transformer_block import new_block, passed
 
 Tying = Literal["none", "down_out", "down_in"]
-FACTOR, HIDDEN, SHARE = 32, 16, 0.1  # width of a tied block's vector, of the calibration; factor of an adapter's output
+FACTOR, HIDDEN, SHARE = 32, 16, 0.1  # width of a shared vector; hidden width of the calibration; factor of the output
 
 
 class _Adapter(nn.Module):
-    """Shared parts: a down projection scaled in tied blocks, a transformer block, an up projection that starts at 0."""
+    """Base class with a down projection, scaled in tied blocks, a transformer block, and an up projection of zeros."""
 
     def __init__(self, width: int, bottleneck: int, heads: int, places: int, tying: Tying) -> None:
         super().__init__()
@@ -34,12 +36,12 @@ class _Adapter(nn.Module):
         self.factor = None if tying == "none" else nn.Linear(FACTOR, bottleneck if tying == "down_out" else width)
         for tensor in (self.down.bias, self.up.weight, self.up.bias):
             nn.init.zeros_(tensor)
-        nn.init.normal_(self.block.attn.in_weight, std=width**-0.5)  # from the tower's width, as released
+        nn.init.normal_(self.block.attn.in_weight, std=width**-0.5)  # width of the tower, as in the released code
         for linear in (self.block.attn.out, self.block.mlp.c_fc, self.block.mlp.c_proj):
             nn.init.normal_(linear.weight, std=(2 * width) ** -0.5)
 
     def lowered(self, y: Tensor, shared: Tensor | None) -> Tensor:
-        """Project y (..., D) to (..., m) before any activation; `shared` (32,) is the vector of a tied block."""
+        """Apply the down projection to y, (..., D) -> (..., m); `shared` (32,) is the shared vector of a tied block."""
         if self.factor is None or shared is None:
             return self.down(y)
         factor = self.factor(shared)
@@ -48,20 +50,21 @@ class _Adapter(nn.Module):
         return factor * F.linear(y, self.down.weight) + self.down.bias
 
     def macs(self, tokens: int, places: int) -> int:
-        """Count multiply-adds of `tokens` in both projections and of `places` positions in the block."""
+        """Return the multiply-adds of `tokens` tokens in both projections, and of `places` tokens in the block."""
         size = self.down.out_features
         return 2 * tokens * self.down.weight.numel() + places * 12 * size**2 + 2 * places**2 * size
 
 
 class VideoAdapter(_Adapter):
-    """Attention among the class tokens of all frames and the means of their patches; patches pass the projections
-    only.
+    """Adapter with attention among a video token, and the class tokens and patch means of all frames.
+
+    Patches pass only the two projections.
     """
 
     def __init__(self, width: int, bottleneck: int, heads: int, num_frames: int, tying: Tying = "none") -> None:
         super().__init__(width, bottleneck, heads, 2 * num_frames + 1, tying)
         nn.init.kaiming_uniform_(self.down.weight, a=math.sqrt(5))
-        self.whole = nn.Parameter(bottleneck**-0.5 * torch.randn(bottleneck))  # `cc` of the release
+        self.whole = nn.Parameter(bottleneck**-0.5 * torch.randn(bottleneck))  # the video token, `cc` in the release
         self.calibrate = nn.ModuleDict(
             {
                 "g": nn.Linear(bottleneck, bottleneck),
@@ -72,12 +75,12 @@ class VideoAdapter(_Adapter):
         nn.init.zeros_(self.calibrate["b"].weight)  # type: ignore[arg-type]
 
     def forward(self, y: Tensor, there: Tensor | None = None, shared: Tensor | None = None) -> Tensor:
-        """Compute the addition to y (B, T, N, D).
+        """Return the tensor (B, T, N, D) that is added to y.
 
         Args:
-            y: the MLP's output.
-            there: (B, T) mask of the positions with a frame; None: all.
-            shared: (32,) vector of a tied block.
+            y: (B, T, N, D) output of the MLP.
+            there: (B, T) bool, frames that are not missing; if None, all.
+            shared: (32,) shared vector of a tied block.
         """
         z = self.act(self.lowered(y, shared))  # (B, T, N, m)
         sequence = self.sequence(z)
@@ -89,13 +92,19 @@ class VideoAdapter(_Adapter):
         return SHARE * self.up(torch.cat([classes[:, :, None], z[:, :, 1:]], dim=2))
 
     def sequence(self, z: Tensor) -> Tensor:
-        """Join the video's token, class tokens and patch means of z (B, T, N, m), with positions: (B, 1 + 2T, m)."""
+        """Concatenate video token, class tokens and patch means of z (B, T, N, m), plus positions: (B, 1 + 2T, m)."""
         whole = self.whole.to(z.dtype).expand(len(z), 1, -1)
         x = torch.cat([whole, z[:, :, 0], z[:, :, 1:].mean(dim=2)], dim=1)
         return x + self.positions[: x.shape[1]].to(z.dtype)
 
     def calibration(self, whole: Tensor, frames: Tensor, there: Tensor | None) -> Tensor:
-        """Compute factors (B, T, m) of the class tokens, 1 at first."""
+        """Compute the factors (B, T, m) of the class tokens, which are initially 1.
+
+        Args:
+            whole: (B, 1, m) video token after the block.
+            frames: (B, T, m) sum of class tokens and patch means after the block.
+            there: (B, T) bool, frames that are not missing; if None, all.
+        """
         own = self.calibrate["g"](whole).expand_as(frames)
         key = torch.cat([frames, own], dim=-1)
         if there is not None:
@@ -104,21 +113,21 @@ class VideoAdapter(_Adapter):
         return factors
 
     def extra(self, videos: int, frames: int, tokens: int) -> int:
-        """Count multiply-adds of `videos` with the given number of frames, and of tokens in a frame."""
+        """Return the multiply-adds for `videos` videos of `frames` frames with `tokens` tokens each."""
         small = sum(p.numel() for p in self.calibrate.parameters() if p.ndim > 1)
         own = self.calibrate["g"].weight.numel()  # type: ignore[operator]
         return videos * (self.macs(frames * tokens, 1 + 2 * frames) + frames * (small - own) + own)
 
 
 class TextAdapter(_Adapter):
-    """Causal attention among words, without an activation after the down projection."""
+    """Adapter with causal attention among words, without an activation after the down projection."""
 
     def __init__(self, width: int, bottleneck: int, heads: int, num_words: int, tying: Tying = "none") -> None:
         super().__init__(width, bottleneck, heads, num_words, tying)
         nn.init.normal_(self.down.weight, std=(2 * width) ** -0.5)
 
     def forward(self, y: Tensor, shared: Tensor | None = None) -> Tensor:
-        """Compute the addition to y (B, L, D), L at most the number of positions."""
+        """Return the tensor (B, L, D) that is added to y (B, L, D); L is at most `num_words`."""
         length = y.shape[1]
         z = self.lowered(y, shared)
         z = passed(self.block, self.ln(z + self.positions[:length].to(z.dtype)), causal=True)

@@ -1,23 +1,24 @@
-"""StructAlign: frozen CLIP with low-rank adapters, aligned with a simplex of categories.
+"""StructAlign: frozen CLIP with low-rank adapters, whose words and frames are aligned with a simplex of categories.
 
-Wang et al., "StructAlign: Structured Cross-Modal Alignment for Continual Text-to-Video Retrieval",
-SIGIR 2026. Equation numbers are the paper's. Where it leaves something open or contradicts itself:
+Wang et al., "StructAlign: Structured Cross-Modal Alignment for Continual Text-to-Video Retrieval", SIGIR 2026. Equation
+numbers refer to the paper. These choices are made where the paper is incomplete or contradicts itself:
 
-- eq. 2 does not specify the token that the router reads: here the end-of-text token (one row of gates a caption).
-- eq. 7's prototypes are "regularised to remain close to the reference": they are P* itself and fixed, or
-  learned with the penalty omega ||P - P*||^2 (`prototypes="learned"`).
-- eq. 14's sigma is unpublished: here each category's own measured spread.
-- eq. 14 draws pseudo features "in the same feature space after g_t and g_v" and says that eq. 13 on them keeps old
-  categories in place. But constants drawn after the heads train neither the heads nor fixed prototypes. So we
-  draw them at the inputs of the heads (means of the pooled words and frames, not normalised) and map them by the
-  current heads to the shared space. `pseudo="shared"` is the literal sentence: a term without a gradient.
-  `pseudo="clip"`, the released code: before the heads too, but of unit length, unlike the heads' inputs.
-- eq. 17 sums over captions, fig. 3 is "symmetric across modalities": here both directions are averaged.
-- Ranks, temperatures, dropout: as in the released code. Ranks 64 and 32 give the printed 33.9 M.
+- Eq. 2 does not specify which token the router reads. Here it reads the end-of-text token, once for each caption.
+- The prototypes of eq. 7 are "regularized to remain close to the reference". Here they are fixed to the reference P*,
+  or learned with the penalty omega ||P - P*||^2 (`prototypes="learned"`).
+- sigma of eq. 14 is not published. Here it is the measured standard deviation of each category.
+- Eq. 14 draws pseudo features "in the same feature space after g_t and g_v", and eq. 13 on these shall prevent old
+  categories from moving. But constants drawn after the heads g_t and g_v train neither the heads nor fixed prototypes.
+  So we draw them at the inputs of the heads (means of pooled words and frames, not normalized), and map them by the
+  current heads. `pseudo="shared"` follows the paper literally, with a loss that lacks a gradient. `pseudo="clip"`
+  follows the released code, which also draws before the heads, but normalizes, unlike the real inputs of the heads.
+- Eq. 17 sums over captions, but fig. 3 is "symmetric across modalities". Here both directions are averaged.
+- Ranks, temperatures and dropout are from the released code. Ranks 64 and 32 give the printed 33.9 M parameters.
 
-The released code differs in most modules; the preset `released` follows it (except its defects).
+The released code differs from the paper in most modules. Preset `released` follows the code, except its defects.
 
-Shapes: B pairs, N words, T frames (the paper's M), L text length, d joint embedding, C categories.
+Shapes: B pairs, N words, T frames (M in the paper), L text length, Q captions, V videos, d joint embedding, C and n
+categories.
 """
 
 from __future__ import annotations
@@ -51,15 +52,16 @@ from ctvr.methods.structalign.adapters import TaskAwareAdapters, make_adapters
 from ctvr.methods.structalign.config import StructAlignConfig
 from ctvr.methods.structalign.recipes import PRESETS
 
-Features = tuple[Tensor, Tensor]  # words (B, N, d) with zero rows as pads, frames (B, T, d)
+Features = tuple[Tensor, Tensor]  # words (B, N, d), padded with zero rows, and frames (B, T, d)
 
 
 class StructAlign(Method):
-    """Frozen CLIP whose words and frames are aligned with one simplex of categories."""
+    """Frozen CLIP with adapters, whose words and frames are aligned with a simplex of categories."""
 
     Config = StructAlignConfig
     ON_FEATURES = dict.fromkeys(("method.lr_first", "method.lr", "method.lr_other"), 1e-3)
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = PRESETS
+    EPOCH_STATE = ("_former_videos", "_weight")
 
     @classmethod
     def capabilities(cls, config: StructAlignConfig) -> Capabilities:
@@ -72,7 +74,7 @@ class StructAlign(Method):
             attends_to_padding=config.pads_are_words,
             several_text_vectors=True,
             normalizes_scores=not is_final,
-            score_caveat="" if is_final else "score=fused is known for a whole gallery only. Write base.score=words",
+            score_caveat="" if is_final else "score=fused needs a complete gallery. Set base.score=words",
         )
 
     def __init__(self, config: StructAlignConfig, backbone: Clip) -> None:
@@ -90,8 +92,8 @@ class StructAlign(Method):
         self.statistics = ClassStatistics()
         self.teacher: Frozen | None = None
         self.index = 0
-        self._weight = torch.tensor(c.lambda1)  # of the last L_ETF
-        self._geometry = torch.zeros(4)  # of the last batch, as `batch_metrics` names it
+        self._weight = torch.tensor(c.lambda1)  # weight of L_ETF in the last step
+        self._geometry = torch.zeros(4)  # metrics of the last batch, in the order of `batch_metrics`
 
     # --------------------------------------------------------------------------------------- tasks
 
@@ -99,7 +101,7 @@ class StructAlign(Method):
         self.index = task.index
         if task.index > 0 and self.config.teacher == "previous":  # theta_{k-1} of eq. 16
             self.teacher = Frozen(self.adapters)
-        self._former_videos = VideoFeatureCache()  # by theta_{k-1}, which a task does not change
+        self._former_videos = VideoFeatureCache()  # features by theta_{k-1}, which is fixed during a task
         self.adapters.begin_task(task.index)
         self.prototypes.begin(task.name, task.categories, task.num_categories)
 
@@ -115,12 +117,12 @@ class StructAlign(Method):
 
     @torch.no_grad()
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
-        """Store the statistics of this task's categories (below eq. 13)."""
+        """Store the feature statistics of the categories of the task, from which eq. 14 draws."""
         self.statistics.observe((self._observed(batch) for batch in loader), normalise=self.config.pseudo == "shared")
         self.adapters.end_task(task.index)
 
     def _observed(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Return categories (B,), features (2, B, d) where pseudo features are drawn, and aligned features."""
+        """Return categories (B,), features (2, B, d) like pseudo features, and aligned features (2, B, d)."""
         words = self._words(batch.tokens, self.adapters.text_seams(None)).float()
         frames = self._frames(batch.frames).float()
         aligned = l2_normalize(torch.stack(self._aligned(words, frames, self.prototypes.of(batch.categories))))
@@ -133,22 +135,25 @@ class StructAlign(Method):
     # ------------------------------------------------------------------------------------ encoding
 
     def _words(self, tokens: Tensor, seams: Seams | None) -> Tensor:
-        """Compute eq. 1: (B, N, d), not normalised, zero rows as pads."""
+        """Compute the word features of eq. 1: (B, N, d), not normalized, padded with zero rows."""
         return words_and_caption(self.backbone.text, tokens, seams, self.config.pads_are_words)[0]
 
     def _frames(self, frames: Tensor) -> Tensor:
-        """Compute eqs. 4-5: (B, T, d), not normalised."""
+        """Compute the frame features of eqs. 4-5: (B, T, d), not normalized."""
         return self.backbone.vision(frames, self.adapters.vision_seams())
 
     def separable_encoders(self) -> SeparableEncoders | str:
         return SeparableEncoders(self, ("_words", "_frames", "encode_text"))
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        """Compute unit frame features, (B, T, 3, H, W) -> (B, T, d)."""
+        """Compute unit features of frames, (B, T, 3, H, W) -> (B, T, d)."""
         return l2_normalize(self._frames(frames))
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
-        """Compute unit word features (B, L) -> (B, N, d), zero rows as pads; `fused` puts the caption's own first."""
+        """Compute unit features of words, padded with zero rows: (B, L) -> (B, N, d).
+
+        With score=fused the end-of-text feature precedes the words: (B, 1 + N, d).
+        """
         seams = self.adapters.text_seams(self.index if task is None else task)
         words, caption = words_and_caption(self.backbone.text, tokens, seams, self.config.pads_are_words)
         return (
@@ -158,14 +163,17 @@ class StructAlign(Method):
         )
 
     def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
-        """Compute eq. 6: (Q, N, d) and (V, T, d) -> (Q, V). `fused`: (Q, V, 2), for `normalize_scores` to join."""
+        """Compute eq. 6 of captions (Q, N, d) and videos (V, T, d): (Q, V).
+
+        With score=fused the result is (Q, V, 2): eq. 6, and the cosine of end of text and mean frame.
+        """
         if self.config.score == "words":
             return frame_word_similarity(queries, gallery)
         whole = queries[:, 0].float() @ mean_of(gallery.float()).mT
         return torch.stack([frame_word_similarity(queries[:, 1:], gallery), whole], dim=-1)
 
     def normalize_scores(self, scores: Tensor) -> Tensor:
-        """Average both columns' z-scores over a query's whole row if `fused`, so over all stored videos."""
+        """Return scores (Q, V): with score=fused, the mean of both z-scores over all stored videos."""
         return scores if self.config.score == "words" else mean_z_score(scores)
 
     # -------------------------------------------------------------------------------------- losses
@@ -176,7 +184,7 @@ class StructAlign(Method):
         return torch.full((), 1 / self.config.tau, device=self.prototypes.order.device)
 
     def _logits(self, similarity: Tensor) -> Tensor:
-        """Compute sim / tau of eqs. 19-20."""
+        """Compute the logits sim / tau of eqs. 19-20."""
         return similarity * self.scale() / (len(similarity) ** 0.5 if self.config.divide_by_batch else 1.0)
 
     def _features(self, batch: Batch) -> Features:
@@ -189,7 +197,7 @@ class StructAlign(Method):
         return self._logits(frame_word_similarity(*self._features(batch)))
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Compute the terms of eq. 18."""
+        """Compute the weighted terms of eq. 18."""
         words, frames = self._features(batch)
         before = self._former_similarity(batch) if self.index > 0 else None
         with torch.autocast(words.device.type, enabled=False):
@@ -221,7 +229,7 @@ class StructAlign(Method):
         return terms
 
     def _former_similarity(self, batch: Batch) -> Tensor:
-        """Compute eq. 16: similarities (B, B) under the previous model, or under zero-shot CLIP."""
+        """Compute eq. 16, similarities (B, B) by the previous model, or by zero-shot CLIP if teacher=initial."""
         former = None if self.teacher is None else self.teacher.module
         seams = (lambda _: None) if former is None else former.text_seams
         with torch.no_grad():
@@ -232,7 +240,7 @@ class StructAlign(Method):
             return frame_word_similarity(gather(words), gather(self._former_videos.of(batch, encode)))
 
     def _relations(self, now: Tensor, before: Tensor) -> Tensor:
-        """Compute L_CRP, eq. 17: zero, with zero gradient, where `now` equals `before`."""
+        """Compute L_CRP, eq. 17, from similarities (B, B) by the current and previous model; 0 if they are equal."""
         tau2, temperature = self.config.tau2, 1.0
         if self.config.crp_on == "logits":
             now, before, temperature = self._logits(now), self._logits(before), tau2
@@ -243,12 +251,15 @@ class StructAlign(Method):
         return symmetric_distillation(now, before, temperature) / 2
 
     def _aligned(self, words: Tensor, frames: Tensor, p: Tensor) -> Features:
-        """Pool words and frames towards the prototypes p (B, d) of their categories, both (B, d): eqs. 10-12."""
+        """Compute eqs. 10-12: pool words and frames with attention to the prototypes p (B, d) of their categories.
+
+        Returns two tensors (B, d), for texts and videos.
+        """
         everything = torch.ones(frames.shape[:2], dtype=torch.bool, device=frames.device)
         return pool_towards(self.g_text(words), is_word(words), p), pool_towards(self.g_video(frames), everything, p)
 
     def _pseudo_misalignment(self, count: int) -> Tensor:
-        """Compute eq. 13 for `count` pairs drawn around former categories (eq. 14)."""
+        """Compute eq. 13 for `count` pseudo pairs of categories of previous tasks, drawn by eq. 14."""
         categories, text, video = self.statistics.draw(count, self.config.sigma)
         if self.config.pseudo != "shared":
             for_text, for_video = (self.g_text, self.g_video)[:: -1 if self.config.swap_heads else 1]
@@ -256,18 +267,24 @@ class StructAlign(Method):
         return misalignment(text, video, self.prototypes.of(categories))
 
     def _pseudo_contrast(self, words: Tensor, frames: Tensor) -> Tensor:
-        """Compute the released code's extra term over pooled real pairs and as many pseudo pairs, without sqrt(B)."""
+        """Compute the additional contrastive loss of the released code over B pooled real pairs and B pseudo pairs.
+
+        Similarities are not divided by sqrt(B) in this loss.
+        """
         _, text, video = self.statistics.draw(len(words), self.config.sigma)
         texts = torch.cat([mean_of(words, is_word(words)), text])
         videos = torch.cat([mean_of(frames), video])
         return contrastive(self.scale() * texts @ videos.mT, "sum")
 
     def task_metrics(self) -> dict[str, float]:
-        """Report (P1)-(P3) of section 4.1 over the categories so far, and the last weight of L_ETF."""
+        """Return (P1)-(P3) of section 4.1 over the categories so far, and the weight of L_ETF in the last step."""
         return {"etf_weight": float(self._weight), **self.statistics.geometry()}
 
     def similarities(self) -> dict[str, Tensor]:
-        """Return fig. 7: cosines among prototypes P* and among centred means of texts and videos (eq. 9), (n, n)."""
+        """Return the cosines (n, n) of fig. 7, among prototypes P* and among centered means of texts and of videos.
+
+        The result is empty for fewer than two categories.
+        """
         if len(self.statistics) < 2:
             return {}
         p = self.prototypes.reference[self.prototypes.indices(self.statistics.categories)]
@@ -275,9 +292,9 @@ class StructAlign(Method):
         return {"ideal prototypes": p @ p.mT, "mean texts": text, "mean videos": video}
 
     def batch_metrics(self) -> dict[str, float | Tensor]:
-        """Report eq. 22 (fig. 8) and |epsilon| of eq. 9 for the aligned texts and videos of the last batch.
+        """Return eq. 22 (fig. 8) and |epsilon| of eq. 9 for aligned texts and videos of the last batch.
 
-        It also reports the usage of the text adapters' experts.
+        The usage of the text experts is included.
         """
         names = ("micd_text", "micd_video", "angle_text", "angle_video")
         return {**dict(zip(names, self._geometry.unbind())), **usage(self.adapters)}

@@ -1,22 +1,22 @@
-"""StructAlign's adapters of the towers: the form of its paper, and the form of its released code.
+"""Adapters of both towers for StructAlign: those of the paper, and those of the released code.
 
-Both classes hold adapters alone, so that a copy of them is a copy of the whole trained model: the
-backbone never changes and is not copied.
+Both classes contain adapters only. A copy of them is therefore a copy of all trained weights of the towers; the frozen
+backbone is not copied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from ctvr.methods.backbone.clip import BlockSeams, Clip, Seams
+from ctvr.methods.layers.adapter_groups import expert_seams, group_seams
 from ctvr.methods.layers.experts import PLACES, TaskAwareExperts
 from ctvr.methods.layers.lora import LoRA
-from ctvr.methods.layers.lora_experts import LoRAExperts
+from ctvr.methods.layers.lora_experts import LoRAExpertGroup, LoRAExperts
 from ctvr.methods.layers.reduction.plan import TokenReducer
 from ctvr.methods.layers.reduction.reducers import combine
 from ctvr.methods.layers.temporal import FrameFusion
@@ -27,16 +27,16 @@ def _modules(block: nn.Module) -> dict[str, Any]:
 
 
 class _QueriesValues(nn.ModuleDict):
-    """LoRA on q and v of a block."""
+    """LoRA on the projections q and v of a block."""
 
     def merged_delta(self) -> Tensor:
-        """Return the addition of both to the fused projection, (3D, D)."""
+        """Return the matrix (3D, D) that LoRA adds to the fused projection of q, k and v."""
         q, v = (cast(LoRA, self[place]).merged_delta() for place in "qv")
         return torch.cat([q, torch.zeros_like(q), v])
 
 
 class LoRAAdapters(nn.Module):
-    """The paper's form: LoRA experts on q, k, v and out of every text block, LoRA on q and v of every vision block."""
+    """Adapters of the paper: LoRA experts on q, k, v and out of text blocks, and LoRA on q and v of vision blocks."""
 
     def __init__(
         self,
@@ -64,30 +64,31 @@ class LoRAAdapters(nn.Module):
         self.vision = nn.ModuleList(_QueriesValues({"q": lora(), "v": lora()}) for _ in backbone.vision.blocks)
 
     def begin_task(self, index: int) -> None:
-        """Do nothing: all tasks share all adapters."""
+        """Do nothing, because all tasks share all adapters."""
 
     def end_task(self, index: int) -> None:
-        """Do nothing."""
+        """Do nothing, because all tasks share all adapters."""
 
     def text_seams(self, task: int | None) -> Seams:
-        """Build the seams of eqs. 2-3, the same for every task."""
-        return [BlockSeams(**_modules(block), by_token=True) for block in self.text]
+        """Return one `BlockSeams` per text block for eqs. 2-3; `task` is not used."""
+        return group_seams(self.text, LoRAExpertGroup)
 
     def vision_seams(self) -> Seams:
-        """Build the seams of eq. 5 and of the reducer."""
+        """Return one `BlockSeams` per vision block for eq. 5 and the reducer."""
         blocks = cast(Iterable[_QueriesValues], self.vision)
         low_rank = [BlockSeams(**_modules(block), fold=block.merged_delta) for block in blocks]
         return combine(self.reducer.seams(), low_rank)
 
     def groups(self, index: int) -> dict[str, list[nn.Parameter]]:
-        """Return the parameters that task `index` trains."""
+        """Return the parameters that every task trains, by the name of their group."""
         return {"text": list(self.text.parameters()), "vision": [*self.vision.parameters(), *self.reducer.parameters()]}
 
 
 class TaskAwareAdapters(nn.Module):
-    """The released code's form, as in FrameFusionMoE: routed experts with task prototypes, cross-frame attention.
+    """Adapters of the released code, as in FrameFusionMoE: routed experts with task prototypes and frame fusion.
 
-    In the first task, and for its videos afterwards, only expert 0 is used; it is then copied into the others.
+    The first task uses only expert 0, which is then copied to all experts. Later, captions that search videos of the
+    first task also use only expert 0.
     """
 
     def __init__(
@@ -101,10 +102,10 @@ class TaskAwareAdapters(nn.Module):
         fusion_layers: int,
         reducer: TokenReducer,
     ) -> None:
-        """Build adapters; frames are fused in the last `fusion_layers` blocks, in alternating directions.
+        """Build adapters; the last `fusion_layers` blocks have frame fusion with alternating directions.
 
         Raises:
-            ValueError: for a reducer under which a token does not have the same position in all frames.
+            ValueError: if token i has different image positions in the frames under this reducer.
         """
         super().__init__()
         self.reducer = reducer
@@ -129,15 +130,15 @@ class TaskAwareAdapters(nn.Module):
             for name, parameter in fusion.named_parameters():
                 if name.endswith(".bias"):
                     nn.init.zeros_(parameter)
-        self.vision_seams()  # refuses a reducer that breaks the frames' alignment
+        self.vision_seams()  # raises an error if token i has different positions in the frames under this reducer
 
     def begin_task(self, index: int) -> None:
-        """Draw the task's prototype from N(0, 1/sqrt(D))."""
+        """Draw the prototype (D,) of the task from a normal distribution with standard deviation 1 / sqrt(D)."""
         like = next(self.text.parameters())
         self.prototypes.append(nn.Parameter(torch.randn(self.width, device=like.device) * self.width**-0.5))
 
     def end_task(self, index: int) -> None:
-        """Copy expert 0 into every expert after the first task."""
+        """Copy expert 0 to all experts after the first task."""
         if index == 0:
             for adapter in self._experts():
                 adapter.experts.copy_first()
@@ -146,21 +147,23 @@ class TaskAwareAdapters(nn.Module):
         return [adapter for block in self.text for adapter in _modules(block).values()]
 
     def text_seams(self, task: int | None) -> Seams:
-        """Build the seams for captions that search the videos of `task`; None: routed without a prototype."""
-        given: dict[str, Any] = {"prototype": None if task is None else self.prototypes[task], "is_routed": task != 0}
-        seams = []
-        for block in self.text:
-            fill: dict[str, Any] = {place: partial(adapter, **given) for place, adapter in _modules(block).items()}
-            seams.append(BlockSeams(**fill, by_token=True))
-        return seams
+        """Return one `BlockSeams` per text block, for captions that search the videos of `task`.
+
+        If `task` is None, the router does not use a prototype.
+        """
+        prototype = None if task is None else self.prototypes[task]
+        return expert_seams(self.text, prototype, is_routed=task != 0)
 
     def vision_seams(self) -> Seams:
-        """Build the seams of cross-frame attention, parallel to CLIP's own, in the last blocks, and of the reducer."""
+        """Return one `BlockSeams` per vision block for frame fusion, in the last blocks, and for the reducer."""
         fusions = [BlockSeams(beside=fusion, needs_alignment=True) for fusion in self.vision]
         return combine(self.reducer.seams(), [*[BlockSeams()] * self.first, *fusions])
 
     def groups(self, index: int) -> dict[str, list[nn.Parameter]]:
-        """Return the parameters of task `index`: in the first one expert, no router; then all; its own prototype."""
+        """Return the parameters that task `index` trains, by the name of their group.
+
+        The first task trains A and expert 0; later tasks train all experts and routers. Each task trains its prototype.
+        """
         text: list[nn.Parameter] = []
         for adapter in self._experts():
             text += [adapter.experts.A, adapter.experts.B[0]] if index == 0 else list(adapter.parameters())
@@ -183,13 +186,15 @@ def make_adapters(
     fusion_layers: int,
     reducer: TokenReducer,
 ) -> LoRAAdapters | TaskAwareAdapters:
-    """Build the adapters of the paper, or those of its released code.
+    """Build the adapters of the paper or of the released code.
 
     Args:
-        text: number of experts, number of active experts, their rank, alpha and dropout.
-        vision: rank and alpha of `lora`.
-        fusion_layers: number of last blocks in which `task_aware` uses cross-frame attention.
-        reducer: reduces the tokens of the vision tower.
+        kind: `lora`, the adapters of the paper, or `task_aware`, those of the released code.
+        backbone: frozen CLIP.
+        text: number of text experts, number of experts per caption, and rank, alpha and dropout rate of the experts.
+        vision: rank and alpha of LoRA in the vision tower, for `lora`.
+        fusion_layers: number of last blocks with frame fusion, for `task_aware`.
+        reducer: token reducer of the vision tower.
     """
     if kind == "lora":
         return LoRAAdapters(backbone, *text, *vision, reducer)

@@ -1,4 +1,4 @@
-"""Recipes of StructAlign: its paper's, its released code's, that of the embedded streams, and the ablations."""
+"""Training recipes of StructAlign: those of the paper, the released code and the embedded streams, and ablations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RELEASED = Recipe(
         "method.tau": (0.010051835744633586, f"{_MODEL}: exp(-4.6), in no group"),
         "method.tau2": (2.0, _LOSS),
         "method.adapters": ("task_aware", _MODEL),
-        "method.etf_frame": ("gaussian", f"{_MODEL}: the random matrix is not orthogonalised"),
+        "method.etf_frame": ("gaussian", f"{_MODEL}: the random matrix is not orthogonalized"),
         "method.heads": ("frozen_linear", f"{_MODEL}: etf_proj1 and etf_proj2 are in no group"),
         "method.pseudo": ("clip", "pseudo features before the projections"),
         "method.swap_heads": (True, "pseudo videos by etf_proj1, pseudo texts by etf_proj2"),
@@ -56,13 +56,13 @@ PRESETS: dict[str, dict[str, Any]] = {
         {name: (value, "config/actnet_sa_config.yaml") for name, value in ACTNET.items()}
     ),
     # For the embedded streams: the highest sum of R@1 on the validation videos of shapes-5 and worlds-quick, seed 0.
-    # lr = 1.3e-6, 4e-6, 1.2e-5 gave 23.1 + 3.0, 25.6 + 3.5, 26.3 + 3.0 with lr_first = 3e-6; 26.9 + 2.0, 26.3 + 2.5,
-    # 27.5 + 3.0 with 1e-5; 18.1 + 2.0, 20.0 + 1.0, 22.5 and 5.0 after three of five worlds with 3e-5. Zero-shot has
-    # 26.9 + 3.0. Words alone (method.score) stay below it: the text tower never aligned them.
+    # With lr = 1.3e-6, 4e-6 and 1.2e-5, R@1 was 23.1 + 3.0, 25.6 + 3.5 and 26.3 + 3.0 for lr_first = 3e-6; 26.9 + 2.0,
+    # 26.3 + 2.5 and 27.5 + 3.0 for 1e-5; 18.1 + 2.0, 20.0 + 1.0, 22.5 and 5.0 after three of five worlds for 3e-5. R@1
+    # of zero-shot CLIP is 26.9 + 3.0. With score=words R@1 is lower, because CLIP does not align single words.
     "shapes": Tuned(
         {"method.score": "fused", "method.lr_first": 1e-5, "method.lr": 1.2e-5}, trials=9, unrecorded=["method.score"]
     ),
-    "framework": Override({"method.lambda1": 0.0, "method.lambda2": 0.0}),  # table 3
-    "no-cetf": Override({"method.lambda1": 0.0}),  # "Framework + L_CRP"
-    "no-crp": Override({"method.lambda2": 0.0}),  # "Framework + CETF"
+    "framework": Override({"method.lambda1": 0.0, "method.lambda2": 0.0}),  # row "Framework" of table 3
+    "no-cetf": Override({"method.lambda1": 0.0}),  # row "Framework + L_CRP"
+    "no-crp": Override({"method.lambda2": 0.0}),  # row "Framework + CETF"
 }

@@ -1,4 +1,4 @@
-"""Costs of the retrievers in `ROWS` at the papers' sizes, next to the published numbers (`ctvr methods --cost`)."""
+"""Costs of the retrievers in `ROWS` at the sizes in the papers, next to published values (`ctvr methods --cost`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ctvr.orchestrator.learning.evaluation.cost import VideoCost, paper_paramete
 
 
 def _counts(method: Method) -> str:
-    """Format the number of trained parameters, followed by the paper's number if it differs."""
+    """Format the number of trained parameters, followed by the number in the paper if it differs."""
     counted: dict[str, int] = getattr(method, "counted_parameters", dict[str, int])()
     trained, other = paper_parameters(method), counted.get("paper")
     return f"{trained:,}" if other in {None, trained} else f"{trained:,} (as printed: {other:,})"
@@ -23,7 +23,7 @@ def _counts(method: Method) -> str:
 def estimate(
     name: str, settings: dict[str, Any] | None = None, backbone: str = "ViT-B-32-quickgelu", frames: int = 12
 ) -> tuple[Method, VideoCost]:
-    """Build a retriever at a paper's size, on a CLIP without weights, and count the cost of one video.
+    """Build a retriever at the size of a paper, on a CLIP of meta tensors, and count the cost of one video.
 
     Args:
         name: a key of `methods.METHODS` or `methods.CONFIGURATIONS`.
@@ -36,7 +36,7 @@ def estimate(
     own = select_prefix(cls.PRESETS.get(CONFIGURATIONS.get(name, ("", ""))[1], {}), "method")
     config: Any = build(cls.Config, {**own, **(settings or {})}, "method")
     method = cls(config, clip)
-    for index in range(2):  # the papers count from the second task on
+    for index in range(2):  # the papers count the cost in a task after the first
         method.begin_task(Task(index, f"task_{index + 1:02d}", 10, (2 * index, 2 * index + 1), 20))
     video = torch.empty(1, frames, 3, clip.image_size, clip.image_size, device="meta")
     return method, video_cost(method.to("meta"), video)
@@ -73,7 +73,7 @@ ROWS: list[tuple[str, str, dict[str, Any], str, int, str, str]] = [
     ("TempMe", "tempme", {}, "", 12, "34.8", "0.50"),
     ("TempMe on prompts", "prompt", _tempme(name="tempme"), "", 12, "", "0.09"),
     ("TempMe on adapters", "adapter", _tempme(name="tempme"), "", 12, "", "0.28"),
-    ("TempMe, temporal modelling only", "tempme", _tempme(r=0, keep_cross=100, keep_intra=100), "", 12, "54.3", ""),
+    ("TempMe, temporal modeling only", "tempme", _tempme(r=0, keep_cross=100, keep_intra=100), "", 12, "54.3", ""),
     ("TempMe, token reduction only", "tempme", _tempme(join_clips=False), "", 12, "34.7 (schedule unpublished)", ""),
     ("TempMe 12-9>4-10>1", "tempme", _tempme(clip_blocks=(8, 9), clip_groups=(3, 4)), "", 12, "35.4", ""),
     ("TempMe 12-9>1", "tempme", _LATE, "", 12, "37.0", ""),
@@ -102,7 +102,7 @@ ROWS: list[tuple[str, str, dict[str, Any], str, int, str, str]] = [
     ("StructAlign", "structalign", {}, "", 12, "", "33.9"),
     ("UMT", "umt", {}, _UMT, 12, "304.3", ""),
     ("UMT4Clip", "umt4clip", {}, _UMT, 12, "210.1", ""),
-    *(  # none of the five papers uses these backbones
+    *(  # the five papers do not use these backbones
         (label, name, {}, backbone, 12, "", "")
         for backbone in (_L14, _L14_336)
         for label, name in (
@@ -120,7 +120,7 @@ ROWS: list[tuple[str, str, dict[str, Any], str, int, str, str]] = [
 
 
 def cost_table() -> str:
-    """Return a Markdown table of `ROWS`: our counts next to the published numbers."""
+    """Return a Markdown table of `ROWS`: multiply-adds and parameters by our count, next to the published values."""
     lines = [("method", "backbone", "frames", "tokens out", "GMACs", "printed", "parameters", "printed (M)")]
     for label, name, settings, backbone, frames, printed, printed_parameters in ROWS:
         method, cost = estimate(name, settings, backbone or "ViT-B-32-quickgelu", frames)

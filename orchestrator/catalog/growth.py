@@ -1,8 +1,8 @@
-"""Growth of methods with the number of tasks: stored bytes besides CLIP, and text passes per query.
+"""Growth of methods with the number of tasks: stored bytes in addition to CLIP, and text passes per query.
 
-Counted at the papers' size (ViT-B/32) after the last task of streams of 10 and of N tasks, on tensors without memory.
-Parameters and buffers count. Temporary copies (teachers), replayed pairs and the index of the videos do not; a run
-reports them as `cost/...`.
+Both are counted for ViT-B/32 after the last task of a stream of 10 tasks and of a stream of `--tasks` tasks, on meta
+tensors. Parameters and buffers are included. Temporary copies (teachers), replayed pairs and the index of the videos
+are not included; a run reports these as `cost/...`.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ GROWING = (
 )
 SHORT = 10  # tasks of the shorter stream in the comparison
 CLASSES = 2  # categories of a task
-MOST = 1000
+MOST = 1000  # largest number of tasks
 
 
 def count_bytes(method: Method) -> int:
-    """Return the bytes of a method's parameters and buffers, its backbone included."""
+    """Return the bytes of the parameters and buffers of a method, including its backbone."""
     return sum(each.numel() * each.element_size() for each in (*method.parameters(), *method.buffers()))
 
 
 def measure_growth(name: str, tasks: int) -> tuple[int, int]:
-    """Return the bytes that a method keeps besides CLIP after a stream of `tasks` tasks, and text passes of a query."""
+    """Return the bytes that a method keeps in addition to CLIP after `tasks` tasks, and the text passes of a query."""
     clip: Any = copy.deepcopy(sizes_only())
     cls = find_method(name)
     config: Any = build(cls.Config, {}, "method")
-    if cls.wraps:  # its growth depends only on the width of features, and it copies the towers in every task
+    if cls.wraps:  # its growth does not depend on the depth of the towers, which it copies in every task
         del clip.vision.blocks[1:], clip.text.blocks[1:]
     before = count_bytes(clip)
     if cls.wraps:
@@ -63,8 +63,8 @@ def growth_table(tasks: int) -> str:
         ConfigError: for a number of tasks outside 1 to `MOST`.
     """
     if not 1 <= tasks <= MOST:
-        raise ConfigError(f"must be 1 to {MOST}, got {tasks}", "--tasks", remedy="Write --tasks 100.")
-    lines = [("method", f"MB after {SHORT} tasks", f"MB after {tasks}", "kB for each more", "text passes of a query")]
+        raise ConfigError(f"must be 1 to {MOST}, got {tasks}", "--tasks", remedy="Use --tasks 100.")
+    lines = [("method", f"MB after {SHORT} tasks", f"MB after {tasks}", "kB per later task", "text passes of a query")]
     for name in GROWING:
         (short, _), (long, passes) = measure_growth(name, SHORT), measure_growth(name, tasks)
         each = f"{(long - short) / (tasks - SHORT) / 1e3:.1f}" if tasks != SHORT else ""

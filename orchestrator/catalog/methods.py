@@ -7,22 +7,18 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, plugins
-from ctvr.orchestrator.tables.verified import counted, equals, of_method
+from ctvr.orchestrator.tables.verified import counted
 
 
 def methods_text() -> str:
-    """Return each method's name, the first sentence of its file, and the code that it was verified against."""
+    """Return a line for each method (name, first paragraph of its module), and the numbers of verified methods."""
     width = max(map(len, [*EVERY_METHOD, *CONFIGURATIONS]))
     lines = []
     for name in EVERY_METHOD:
         first = _first_sentence(EVERY_METHOD[name].partition(":")[0])
         lines.append(f"{name:<{width}}  {first}")
-        found = "; ".join(map(equals, of_method(name))) or "the equations of its paper (no code)"
-        lines.append(f"{'':<{width}}    checked against: {found}")
     for name, (method, own) in CONFIGURATIONS.items():
         lines.append(f"{name:<{width}}  {method} with preset {own}")
-        found = "; ".join(map(equals, of_method(name)))
-        lines += [f"{'':<{width}}    checked against: {found}"] * bool(found)
     lines += [f"{name}  {place}, from another package" for name, place in plugins().items()]
     lines += ["", counted()]
     lines.append("No published number has been reproduced here: pre-trained weights and data sets were not available.")
@@ -30,7 +26,7 @@ def methods_text() -> str:
 
 
 def _first_sentence(module: str) -> str:
-    """Return the first paragraph of a module's docstring in one line."""
+    """Return the first paragraph of the docstring of a module, as one line."""
     spec = find_spec(module)
     if spec is None or spec.origin is None:
         return "(source not available)"

@@ -1,4 +1,4 @@
-"""JSON schema of all settings (`ctvr schema`). Editors use it to complete and check a `--config` file.
+"""JSON schema of settings (`ctvr methods --json`), with which editors complete and check a `--config` file.
 
 Types, defaults and descriptions are read from the dataclasses.
 """
@@ -21,7 +21,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def schema_text(method: str = "") -> str:
-    """Return the schema of all settings as JSON text, or of one method's settings only.
+    """Return the schema as JSON text, with the settings of all methods or of one method.
 
     Raises:
         ConfigError: for an unknown method.
@@ -79,7 +79,7 @@ def _mapping(config: type) -> dict[str, Any]:
 
 
 def _fields(config: type, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return the schemas of a dataclass's fields by dotted name. For a group, include the mapping as a whole."""
+    """Yield (dotted name, schema) for each field of a dataclass; a group has several entries (see `_group`)."""
     hints, facts, groups = typing.get_type_hints(config), settings_of(config), groups_of(config)
     for each in dataclasses.fields(config):
         if each.name in groups:
@@ -96,7 +96,11 @@ def _fields(config: type, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def _group(
     field: dataclasses.Field[Any], variants: Mapping[str, type], name: str, doc: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the schemas of a group: its `name`, each setting of its variants, and a mapping for one variant."""
+    """Yield (dotted name, schema) for the entries of a group.
+
+    They are `NAME.name`, each setting `NAME.SETTING` of the variants, and NAME itself. NAME has one `anyOf` schema with
+    a mapping for every variant.
+    """
     default = field.default.name
     chosen = {"enum": list(variants), "description": doc, "default": default}
     yield f"{name}.name", chosen

@@ -6,7 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from ctvr.orchestrator.cli.frames import add_frames
 from ctvr.orchestrator.cli.options import (
+    add_doubles,
     add_execution_options,
     add_settings,
     get_execution,
@@ -20,7 +22,7 @@ from ctvr.orchestrator.exporters.script import SCRIPTS, script_of, write_script
 
 
 def add_streams(commands: Any) -> None:
-    parser = commands.add_parser("streams", help="list streams, import a benchmark's files, or export a stream")
+    parser = commands.add_parser("streams", help="list, import, check and export streams; write frames of videos")
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     check = actions.add_parser(
         "check", help="read a stream and list its missing videos, or check that an embedder computed its features"
@@ -30,12 +32,12 @@ def add_streams(commands: Any) -> None:
         "--features",
         type=user_path,
         metavar="FOLDER",
-        help="folder, or card features.yaml, with canaries.npz of today's embedder, to compare with the stream's; "
-        "exit status 1 if their vectors must not be mixed",
+        help="folder (or its card features.yaml) with canaries.npz of the current embedder, which is compared with the "
+        "stream's embedder; exit status 1 if their vectors must not be mixed",
     )
     add_execution_options(check, folders=("runs", "videos"))
     check.set_defaults(run=_streams_check)
-    canaries = actions.add_parser("canaries", help="write 16 clips and 16 sentences by which an embedder is recognised")
+    canaries = actions.add_parser("canaries", help="write 16 clips and 16 sentences by which an embedder is recognized")
     canaries.add_argument("folder", type=user_path, metavar="FOLDER", help="new folder for the inputs and a blank card")
     canaries.set_defaults(run=_streams_canaries)
     importer = actions.add_parser("import", help="convert published split and annotation files to a manifest")
@@ -53,7 +55,10 @@ def add_streams(commands: Any) -> None:
         "for features tasks=clusters:N; see docs/own-videos.md",
     )
     importer.add_argument(
-        "--name", type=stream_name, metavar="NAME", help="name of the stream (default: after the split file)"
+        "--name",
+        type=stream_name,
+        metavar="NAME",
+        help="name of the stream (default: derived from the split file's name)",
     )
     importer.add_argument(
         "--correct-captions",
@@ -98,6 +103,7 @@ def add_streams(commands: Any) -> None:
     add_settings(exporter)
     exporter.set_defaults(run=_streams_export)
     _add_script(actions)
+    add_frames(actions)
     add_execution_options(parser, folders=("runs",))
     parser.set_defaults(run=_streams_list)
 
@@ -115,9 +121,9 @@ def _add_script(actions: Any) -> None:
 
 
 def _streams_list(arguments: argparse.Namespace) -> str:
-    from ctvr.orchestrator.streams.load import available_streams
+    from ctvr.orchestrator.streams.listing import streams_text
 
-    return "\n".join(available_streams(arguments.runs))
+    return streams_text(arguments.runs)
 
 
 def _streams_check(arguments: argparse.Namespace) -> str:
@@ -130,7 +136,7 @@ def _streams_check(arguments: argparse.Namespace) -> str:
     folder = Path(stream.tasks[0].train[0].path).parent
     if arguments.features is not None:
         if not stream.has_features:
-            raise ConfigError("has videos, not features", f"stream {stream.name}", remedy="Leave --features out.")
+            raise ConfigError("has videos, not features", f"stream {stream.name}", remedy="Omit --features.")
         result = check_features(folder, stream.name, arguments.features)
         report = "\n".join(result.lines())
         if not result.is_mixable:
@@ -180,12 +186,16 @@ def _streams_export(arguments: argparse.Namespace) -> str:
 
 
 def add_cache(commands: Any) -> None:
-    parser = commands.add_parser("cache", help="decode a stream into the store; list, check and clean the store")
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    build = actions.add_parser("build", help="decode every video of a stream that is not in the store")
-    build.add_argument(
-        "--stream", metavar="NAME", help=f"stream, a name of `ctvr streams` (default: {MAIN_JOB['stream']})"
+    parser = commands.add_parser("cache", help="list, check, clean or fill the store; fetch weights")
+    add_execution_options(parser, folders=("runs", "store"))
+    parser.set_defaults(run=_cache_list)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    build = actions.add_parser(
+        "build",
+        help="decode every video of a stream that is not in the store",
+        description=f"STREAM is a name or a manifest file (default: {MAIN_JOB['stream']}).",
     )
+    add_doubles(build, "stream")
     build.add_argument(
         "--cluster", action="store_true", help="decode on all nodes of the Ray cluster (implied by --address)"
     )
@@ -197,28 +207,44 @@ def add_cache(commands: Any) -> None:
     add_execution_options(build, resources=True)
     add_settings(build, names="STREAM")
     build.set_defaults(run=_cache_build, places=("stream",))
-    listing = actions.add_parser("ls", help="list the objects and bytes of each kind, and this machine's copies")
-    listing.set_defaults(run=_cache_ls)
     check = actions.add_parser("verify", help="read every object and check its digest")
     check.add_argument("--yes", action="store_true", help="remove damaged objects; they are created again when needed")
     check.set_defaults(run=_cache_verify)
     collect = actions.add_parser("gc", help="find and remove objects that no commit, stream or recent sweep needs")
-    collect.add_argument("--yes", action="store_true", help="remove the objects; without it, only count them")
+    collect.add_argument("--yes", action="store_true", help="remove the objects; without --yes, only count them")
     what = collect.add_mutually_exclusive_group()
     what.add_argument(
         "--older-than",
         type=float,
         metavar="DAYS",
-        help="age from which unused objects of streams and runs are removed, except recent sweeps' (default: never)",
+        help="age from which objects of unused streams and runs are removed; recent sweeps are kept (default: none)",
     )
     what.add_argument(
         "--losers",
         metavar="SWEEP",
-        help="remove the weights of a finished sweep's trials, except the best one's; their numbers stay",
+        help="remove the weights of a finished sweep's trials, except the best trial; metrics are kept",
     )
     collect.set_defaults(run=_cache_gc)
-    for action in (listing, check, collect):
+    for action in (check, collect):
         add_execution_options(action, folders=("runs", "store"))
+    weights = actions.add_parser(
+        "weights",
+        help="fetch a backbone's weights into a folder, for a machine without a network",
+        description="Writes the weights and their settings to a new folder. Copy the folder to the other "
+        "machine, and set backbone.weights=FOLDER.",
+    )
+    weights.add_argument("name", metavar="NAME", help="architecture of open_clip, such as ViT-B-32-quickgelu")
+    weights.add_argument(
+        "tag", metavar="TAG", nargs="?", default="openai", help="tag of the weights (default: %(default)s)"
+    )
+    weights.add_argument("--out", type=user_path, metavar="FOLDER", help="new folder (default: NAME-TAG)")
+    weights.set_defaults(run=_cache_weights)
+
+
+def _cache_weights(arguments: argparse.Namespace) -> str:
+    from ctvr.orchestrator.jobs.weights import carry_weights  # imports torch
+
+    return carry_weights(arguments.name, arguments.tag, arguments.out)
 
 
 def _cache_build(arguments: argparse.Namespace) -> str:
@@ -235,7 +261,7 @@ def _existing_store(arguments: argparse.Namespace) -> Any:
     return execution
 
 
-def _cache_ls(arguments: argparse.Namespace) -> str:
+def _cache_list(arguments: argparse.Namespace) -> str:
     execution = _existing_store(arguments)
     from ctvr.orchestrator.jobs.cache import list_cache
 

@@ -1,8 +1,8 @@
 """Sweeps on a cluster's head node that survive a lost ssh connection.
 
 `ray submit` runs its script over ssh, and the script dies with the connection. So the submitted script starts a driver
-in a new session and prints its output; a lost connection or Ctrl-C stops only the printing. `ctvr attach` prints the
-output again, `ctvr attach --stop` stops the driver cleanly. Output, command and exit status are kept in
+in a new session and prints its output; a lost connection or Ctrl-C stops only the printing. `ctvr runs attach` prints
+the output again, `ctvr runs attach --stop` stops the driver cleanly. Output, command and exit status are kept in
 ~/ctvr_drivers/TIME.
 """
 
@@ -41,12 +41,12 @@ def submit(words: Sequence[str]) -> int:
     except OSError as error:  # the home folder is read-only, or the disk is full
         _say(f"{folder()}: cannot be written ({error.strerror}). Set HOME to a writable folder and run again.")
         return ConfigError.status
-    _say("the sweep survives this connection; Ctrl-C only stops following it. To follow it again: ctvr attach")
+    _say("the sweep survives this connection; Ctrl-C only stops following it. To follow it again: ctvr runs attach")
     return follow(place)
 
 
 def start(command: Sequence[str]) -> Path:
-    """Run a command in a new session; return the folder that will hold its output and status."""
+    """Run a command in a new session; return the folder for its output and exit status."""
     place = _new_folder()
     (place / "command").write_text("\0".join(command), encoding="utf-8", errors="surrogateescape")
     with (place / "log").open("wb") as log:
@@ -63,7 +63,7 @@ def start(command: Sequence[str]) -> Path:
 
 
 def _new_folder() -> Path:
-    """Create a folder named after the current time, or after the next second that is free."""
+    """Create a folder named after the current time, or the next free second."""
     at = time.time()
     while True:
         place = folder() / time.strftime("%Y%m%d-%H%M%S", time.localtime(at))
@@ -78,7 +78,7 @@ def _new_folder() -> Path:
 def supervise(place: Path) -> int:
     """Run the command of a driver, forward signals to it, and store its exit status."""
     command = (place / "command").read_text(encoding="utf-8", errors="surrogateescape").split("\0")
-    shown = redact("\0".join(command))  # from here on this log is only read
+    shown = redact("\0".join(command))  # from here on the file is only for people
     (place / "command").write_text(shown, encoding="utf-8", errors="surrogateescape")
     running: list[subprocess.Popen[bytes]] = []
 
@@ -106,22 +106,22 @@ def follow(place: Path) -> int:
         with (place / "log").open("rb") as log:
             while True:
                 status = _status(place)  # read before the log, so that no output is missed
-                while part := log.read(2**16):  # also of libraries and of other programs
+                while part := log.read(2**16):  # also has output of libraries and other programs
                     sys.stdout.write(printable(decoder.decode(part), keep=LAYOUT))
                 sys.stdout.flush()
                 if status is not None:
                     return status
                 time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
-        _say("the sweep continues. To follow it again: ctvr attach; to stop it: ctvr attach --stop")
+        _say("the sweep continues. To follow it again: ctvr runs attach; to stop it: ctvr runs attach --stop")
         return 0
-    except BrokenPipeError:  # `ctvr attach 2>&1 | head`
+    except BrokenPipeError:  # `ctvr runs attach 2>&1 | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # receives what is flushed at exit
         return 0
 
 
 def _status(place: Path) -> int | None:
-    """Return a driver's exit status, None while it runs. If it left no status file, it was killed with its parent."""
+    """Return a driver's exit status, None while it runs. A driver without a status file was killed with its parent."""
     is_running = runs(place)
     try:
         return int((place / "status").read_text())
@@ -139,7 +139,7 @@ def runs(place: Path) -> bool:
 
 
 def find(name: str | None) -> Path:
-    """Return the folder of a driver: the named one, else the running one, else the last.
+    """Return the folder of the driver `name`. If `name` is None, prefer a running driver to the newest one.
 
     Raises:
         ConfigError: if no driver is found.
@@ -149,7 +149,7 @@ def find(name: str | None) -> Path:
         known = [path for path in known if path.name == name]
     if not known:
         raise ConfigError(
-            f"attach: no sweep{f' {name!r}' if name else ''} was submitted to this machine. Use `ray submit`."
+            f"runs attach: no sweep{f' {name!r}' if name else ''} was submitted to this machine. Use `ray submit`."
         )
     return next((path for path in reversed(known) if runs(path)), known[-1])
 

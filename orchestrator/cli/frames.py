@@ -1,4 +1,4 @@
-"""Command `ctvr frames`."""
+"""Command `ctvr streams frames`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from ctvr.orchestrator.cli.options import user_path
 
 
-def add_frames(commands: Any) -> None:
-    parser = commands.add_parser(
+def add_frames(actions: Any) -> None:
+    parser = actions.add_parser(
         "frames",
         help="write the frames of a video as training reads them, or check a folder of videos",
         description="Prints one line for a video: container, codec, size, number of frames, frames per second, "
@@ -26,7 +26,7 @@ def add_frames(commands: Any) -> None:
         "--out",
         type=user_path,
         metavar="FILE",
-        help=".npz file of the arrays `frames` and `seconds`, or .png of the frames, to write",
+        help="file to write: .npz with the arrays `frames` and `seconds`, or .png with the frames",
     )
     parser.set_defaults(run=_frames)
 

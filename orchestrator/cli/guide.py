@@ -7,23 +7,25 @@ from pathlib import Path
 MAP = """\
 ctvr: experiments in continual text-to-video retrieval
 
+  start       ctvr demo                                           two short runs and their report, in a minute
   train       ctvr run clip4clip shapes-5                         one method, in this process
               ctvr sweep                                          search settings, rerun the best over seeds, tabulate
               ctvr sweep --resume NAME, ctvr rerun NAME           resume a sweep; rerun its winners
               ctvr reproduce --list                               tables and figures of the papers
   results     ctvr table shapes-5, ctvr report NAME               tables; a report in one HTML file
-              ctvr search "a red square" --model best-shapes-5    search videos with a trained model
+              ctvr search "TEXT" --model best-shapes-5            search videos with a trained model
               ctvr serve --model best-shapes-5                    the same over HTTP: a page and JSON
               ctvr plot attention framefusion_moe                 attention, merged patches, scores, drift
               ctvr runs, ctvr runs show RUN, ctvr runs rm RUN     recorded runs; how to repeat one
+              ctvr runs explain RUN                               the origin of a run, or of a number in a table
               ctvr ui                                             MLflow's web interface
-  reference   ctvr methods [NAME], ctvr streams, ctvr schema      methods, streams and all settings
+  reference   ctvr methods [NAME], ctvr streams                   methods with their settings; streams
   own videos  ctvr streams import csv table=TABLE.csv --videos FOLDER
-              ctvr frames FILE, ctvr frames FOLDER                frames of a video; unreadable videos of a folder
+              ctvr streams frames FILE                            frames of a video; unreadable videos of a folder
   embedders   ctvr migrate OLD NEW                                switch embedders: map, re-encode or stay
               ctvr streams export-script NAME                     a script that computes features without ctvr
-  own method  ctvr new method NAME, ctvr check-method NAME        a runnable template; contract checks
-  maintain    ctvr doctor, ctvr cache ls|verify|gc, ctvr sync, ctvr rebuild, ctvr explain RUN
+  own method  ctvr methods new NAME, ctvr methods check NAME      a runnable template; contract checks
+  maintain    ctvr doctor, ctvr cache, ctvr runs sync             this machine, the store, records that still wait
 
 Details: ctvr COMMAND --help"""
 
@@ -40,7 +42,7 @@ def guide(runs: Path) -> str:
 def _next(runs: Path) -> str:
     more = "" if str(runs) == "runs" else f" --runs {runs}"
     if not (runs / "mlflow.db").is_file():
-        return f"ctvr run zero_shot shapes-5{more}   (no runs in {runs}/ yet)"
+        return f"ctvr demo{more}   (no runs in {runs}/ yet)"
     plans = sorted((runs / "sweeps").glob("*/plan.json"), key=lambda file: file.stat().st_mtime)
     if not plans:
         return f"ctvr sweep{more}   (no sweep in {runs}/ yet)"

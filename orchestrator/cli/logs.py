@@ -1,4 +1,4 @@
-"""Log records of a command on stderr: our own as lines for users, those of libraries with their level and logger."""
+"""Log records of a command on stderr: our records as plain lines, records of libraries with their level and logger."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ctvr.orchestrator.cli import supervisor
 from ctvr.orchestrator.console import LAYOUT, printable
 from ctvr.orchestrator.redaction import hide_secrets
 
-# Loggers of the libraries that fetch and read weights; open_clip uses the root logger. Their reports also raise
-# exceptions, whose text our error has
+# Loggers of the libraries that fetch and read weights; open_clip uses the root logger. The libraries also raise
+# exceptions, whose text our error contains
 _FETCHING = ("root", "open_clip", "huggingface_hub", "transformers", "urllib3", "httpx", "filelock")
-_OWN_HANDLERS = ("HF_HUB_VERBOSITY", "TRANSFORMERS_VERBOSITY")  # these two write to stderr themselves
+_OWN_HANDLERS = ("HF_HUB_VERBOSITY", "TRANSFORMERS_VERBOSITY")  # verbosity of libraries that write to stderr themselves
 
 
 def set_up_logging() -> None:
@@ -35,7 +35,7 @@ def _is_shown(record: logging.LogRecord) -> bool:
 
 
 class _Formatter(logging.Formatter):
-    """Formats our own records as lines for users, and those of libraries with their level and logger."""
+    """Formatter of our records as plain lines, and of records of libraries with their level and logger."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)

@@ -1,6 +1,6 @@
 """Entry point of `ctvr`: parse the arguments, call one function, print its result.
 
-stdout is for results, stderr for logs. Exit status: 0 done, 1 runs failed, 2 bad usage, 130 stopped.
+Results go to stdout, logs to stderr. Exit status: 0 done, 1 runs failed, 2 bad usage, 130 stopped.
 """
 
 from __future__ import annotations
@@ -20,24 +20,34 @@ from typing import Any, NoReturn
 
 from ctvr.orchestrator import memo
 from ctvr.orchestrator.cli import mistakes, supervisor
-from ctvr.orchestrator.cli.attach import add_attach
 from ctvr.orchestrator.cli.data import add_cache, add_streams
-from ctvr.orchestrator.cli.frames import add_frames
+from ctvr.orchestrator.cli.demo import add_demo
+from ctvr.orchestrator.cli.examples import add_examples
 from ctvr.orchestrator.cli.guide import guide
 from ctvr.orchestrator.cli.logs import set_up_logging
-from ctvr.orchestrator.cli.method_dev import add_check_method, add_new
+from ctvr.orchestrator.cli.methods import add_methods
 from ctvr.orchestrator.cli.migrate import add_migrate
-from ctvr.orchestrator.cli.model import add_export, add_page, add_schema, add_search, add_serve
+from ctvr.orchestrator.cli.model import add_export, add_page, add_search, add_serve
 from ctvr.orchestrator.cli.option_mistakes import check_options
-from ctvr.orchestrator.cli.options import add_trust, trust_user
+from ctvr.orchestrator.cli.other_words import correct
 from ctvr.orchestrator.cli.plot import add_plot
-from ctvr.orchestrator.cli.positional import missing_value, move_arguments_first, place_names, surplus, usage
+from ctvr.orchestrator.cli.positional import (
+    missing_value,
+    move_action_first,
+    move_arguments_first,
+    place_names,
+    surplus,
+    unquoted,
+    usage,
+    with_usual_action,
+)
 from ctvr.orchestrator.cli.reproduce import add_reproduce
 from ctvr.orchestrator.cli.rerun import add_rerun
-from ctvr.orchestrator.cli.results import add_doctor, add_explain, add_methods, add_rebuild, add_sync, add_table, add_ui
+from ctvr.orchestrator.cli.results import add_doctor, add_table, add_ui
 from ctvr.orchestrator.cli.run import add_run
 from ctvr.orchestrator.cli.runs import add_runs
 from ctvr.orchestrator.cli.sweep import add_sweep, is_supervised, supervised_command
+from ctvr.orchestrator.cli.trust import add_trust, trust_user
 from ctvr.orchestrator.cli.user_errors import named_in_one_line
 from ctvr.orchestrator.config import closest
 from ctvr.orchestrator.console import LAYOUT, escape_unknown_characters, printable, say
@@ -51,26 +61,11 @@ from ctvr.orchestrator.errors import (
     os_error_text,
 )
 from ctvr.orchestrator.interpreter import name_every_file, name_home
+from ctvr.orchestrator.processes import is_repeated
 from ctvr.orchestrator.redaction import redact, traceback_text
 from ctvr.orchestrator.streams.load import is_embedded
 
-SYNONYMS = {  # of other tools -> ours
-    **dict.fromkeys(("ls", "list"), "runs"),
-    **dict.fromkeys(("eval", "evaluate"), "table"),
-    **dict.fromkeys(("tensorboard", "mlflow"), "ui"),
-    "help": "--help",
-    "version": "--version",
-    "train": "run",
-    "rm": "runs rm",
-    "compare": "explain",
-}
-TRAINING = ("run", "sweep", "reproduce", "rerun")
-_LIST = dict.fromkeys(("list", "ls", "all"), "")
-ACTIONS: dict[str, dict[str, str]] = {  # of other tools -> ours, for a command with actions
-    "runs": {**_LIST, "delete": "rm", "del": "rm", "remove": "rm", "info": "show", "view": "show"},
-    "streams": {**_LIST, **dict.fromkeys(("show", "info", "view", "verify"), "check"), "add": "import"},
-    "cache": {"list": "ls", "show": "ls", "check": "verify", **dict.fromkeys(("clean", "clear", "prune"), "gc")},
-}
+TRAINING = ("run", "sweep", "reproduce", "rerun", "demo")
 
 
 class Parser(argparse.ArgumentParser):
@@ -79,11 +74,16 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse a command, whose arguments may be before, between and after its options."""
         words = list(sys.argv[1:] if args is None else args)
+        if words[:1] == ["help"]:
+            words = [*words[1:], "--help"]
+        every = next(a.choices for a in self._actions if isinstance(a, argparse._SubParsersAction)) or {}
+        if words[:1] and words[0] in every:
+            words[1:] = move_action_first(every[words[0]], words[1:])
+            words = with_usual_action(every[words[0]], words)
         parser, at = self._find_command(words)
-        others = next(a.choices for a in self._actions if isinstance(a, argparse._SubParsersAction)) or {}
         takes_settings = any(action.dest == "overrides" for action in parser._actions)
         known = lambda: mistakes.setting_names(_names(words)) if takes_settings else []  # noqa: E731
-        found, kept = check_options(parser, words[at:], known, others)
+        found, kept = check_options(parser, words[at:], known, every)
         if parser is self and found:
             raise mistakes.tell(words, found)
         try:
@@ -93,56 +93,54 @@ class Parser(argparse.ArgumentParser):
         found += [surplus(word, words, parser) for word in rest]
         if hasattr(arguments, "overrides"):
             found += place_names(arguments)
+        found += unquoted(arguments.text) if arguments.command == "search" else []
         arguments.mistakes, arguments.words = found, words
         if found:
             raise mistakes.tell(words, mistakes.all_mistakes(arguments))
         return arguments
 
     def _find_command(self, words: Sequence[str]) -> tuple[argparse.ArgumentParser, int]:
-        """Return the parser of the command, or of its action, and the number of arguments up to its name."""
+        """Return the parser of the command or action, and the number of words up to and including its name."""
         parser: argparse.ArgumentParser = self
         for at, word in enumerate(words):
             choices = next((a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)), None)
             if not choices or word.startswith("-"):
                 return parser, at
             if word not in choices:
-                synonyms = SYNONYMS if parser is self else ACTIONS.get(words[at - 1], {})
-                meant = synonyms.get(word, closest(word, choices))
-                given = [*meant.split(), *words[at + 1 :]]
-                if word == "help":  # help of a command
-                    given = [*words[at + 1 :], "--help"]
+                meant = closest(word, choices)
+                given = correct(words) or [*words[:at], *([meant] if meant else []), *words[at + 1 :]]
                 if words[:at] == ["runs"] and is_embedded(word):
-                    given = ["--stream", *words[at:]]
+                    given = ["runs", "--stream", *words[at:]]
                 elif words[:at] == ["streams"] and is_embedded(word):
-                    given = ["check", *words[at:]]
-                elif not meant and words[:at] == ["runs"] and re.fullmatch("[0-9a-f]{6,32}|.+-.+", word):
-                    given = ["show", *words[at:]]
-                is_clear = word in synonyms or given != words[at + 1 :]
-                line = f"Write: {shlex.join(['ctvr', *words[:at], *given])}"
+                    given = ["streams", "check", *words[at:]]
+                elif words[:at] == ["runs"] and len(given) < len(words) and re.fullmatch("[0-9a-f]{6,32}|.+-.+", word):
+                    given = ["runs", "show", *words[at:]]
+                is_clear = correct(words) is not None or given != [*words[:at], *words[at + 1 :]]
+                line = f"Run: {shlex.join(['ctvr', *given])}"
                 kind = "command" if parser is self else f"action of {' '.join(words[:at])}"
-                every = f"`{parser.prog} --help` lists them." if parser is self else f"Write {' or '.join(choices)}."
+                every = f"`{parser.prog} --help` lists them." if parser is self else f"Use {' or '.join(choices)}."
                 raise ConfigError(f"no such {kind}", word, remedy=line if is_clear else every)
             parser = choices[word]
         return parser, len(words)
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Print help or the version as a result."""
+        """Print help or the version to stdout, as `_print` prints results."""
         if status := _print(message.removesuffix("\n")):
             raise SystemExit(status)
 
     def error(self, message: str) -> NoReturn:
-        """Report an error that only argparse finds: a missing argument or option."""
+        """Raise ConfigError for an error that argparse finds, such as a missing argument or option."""
         if choice := re.fullmatch(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", message):
             names = [name.strip(" '") for name in choice[3].split(",")]
-            remedy = f"Write {closest(choice[2], names) or names[0]}."
+            remedy = f"Use {closest(choice[2], names) or names[0]}."
             raise ConfigError(f"is not one of {', '.join(names)}", choice[1], choice[2], remedy)
         if pair := re.fullmatch(r"argument (\S+): not allowed with argument (\S+)", message):
             raise ConfigError(f"cannot be combined with {pair[2]}", pair[1], remedy="Omit one of them.")
-        if of_type := re.fullmatch(r"argument (\S+): (.*\.)", message):  # user_path refuses it
+        if of_type := re.fullmatch(r"argument (\S+): (.*\.)", message):  # an error of `user_path`
             raise ConfigError(of_type[2], of_type[1])
         missing, command = message.partition("are required: ")[2], self.prog.removeprefix("ctvr ")
         if missing:
-            raise ConfigError(f"{missing} is missing", command, remedy=f"Write: {usage(self)}", settings=(missing,))
+            raise ConfigError(f"{missing} is missing", command, remedy=f"Usage: {usage(self)}", settings=(missing,))
         raise ConfigError(message, command, remedy=f"See {self.prog} --help")
 
 
@@ -180,7 +178,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _stop(number: int, frame: object) -> None:
-    """Handle SIGTERM and SIGHUP like Ctrl-C, even if this process ignores SIGINT (a background job of a shell)."""
+    """Handle SIGTERM, SIGHUP and SIGUSR1 like Ctrl-C, even in a background job of a shell, which ignores SIGINT."""
+    if is_repeated(number):
+        return
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         raise KeyboardInterrupt
     signal.raise_signal(signal.SIGINT)
@@ -189,13 +189,13 @@ def _stop(number: int, frame: object) -> None:
 def _run(argv: list[str] | None) -> int:
     set_up_logging()
     with contextlib.suppress(ValueError):  # not the main thread
-        for number in (signal.SIGTERM, signal.SIGHUP):  # sent by a scheduler or a closed terminal
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # sent by a scheduler or a closed terminal
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
                 signal.signal(number, _stop)
     arguments = None
     try:
-        if argv is None and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # instead of that of ctvr/interrupt.py
+        if argv is None and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # replaces ctvr/interrupt.py's
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         arguments = make_parser().parse_args(argv)
         if arguments.command is None:
             return _print(guide(Path(os.environ.get("CTVR_RUNS") or "runs")))
@@ -223,7 +223,7 @@ def _run(argv: list[str] | None) -> int:
             return _fail(_no_memory(str(error).partition("memory: ")[2]), CtvrError.status)
         if not str(error).startswith("Symlink loop"):
             raise
-        return _fail(f"{error}. Give another path.", ConfigError.status)
+        return _fail(f"{error}. Use another path.", ConfigError.status)
     except UnicodeEncodeError as error:
         return _fail(_describe_encoding_error(error), ConfigError.status)
     except KeyboardInterrupt:
@@ -243,7 +243,7 @@ def _no_memory(what: str) -> str:
 
 
 def _describe_encoding_error(error: UnicodeEncodeError) -> str:
-    """Report the word of a text that an encoding lacks, and why: bytes that are not UTF-8, or the locale."""
+    """Describe a text that cannot be encoded, because a file name is not UTF-8 or the locale lacks a character."""
     start, end = error.start, error.end
     word = error.object[:start].split("\n")[-1][-80:] + error.object[start:end] + error.object[end:].split("\n")[0][:80]
     if "\ud800" <= error.object[start] <= "\udfff":
@@ -261,12 +261,14 @@ def _print(text: str) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # receives what is flushed at exit
     except OSError as error:  # a full disk
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return _fail(f"the result was not written to stdout: {error.strerror}. Write it elsewhere.", ConfigError.status)
+        return _fail(
+            f"the result was not written to stdout: {error.strerror}. Redirect it to another file.", ConfigError.status
+        )
     return 0
 
 
 def _is_unavailable(error: Exception) -> bool:
-    """Return whether a store or server does not respond. An address that never responded counts as wrong."""
+    """Return whether a store or server does not respond now. A tracking server must have responded once before."""
     return isinstance(error, StoreError) or (isinstance(error, TrackingUnavailable) and supervisor.is_restart())
 
 
@@ -275,7 +277,7 @@ def _is_full(error: Exception) -> bool:
 
 
 def _with_other_mistakes(error: CtvrError, arguments: Any) -> CtvrError:
-    """Return an error with this mistake, all others in the command's settings, and the corrected command."""
+    """Return an error with this mistake, all other mistakes in the command, and the corrected command."""
     if type(error) is not ConfigError or arguments is None:
         return error
     return mistakes.tell(arguments.words, mistakes.all_mistakes(arguments, error))
@@ -303,29 +305,23 @@ def make_parser() -> argparse.ArgumentParser:
     add_run(commands)
     add_reproduce(commands)
     add_rerun(commands)
+    add_demo(commands)
     add_table(commands)
     add_runs(commands)
-    add_rebuild(commands)
     add_search(commands)
     add_serve(commands)
     add_plot(commands)
-    add_frames(commands)
     add_migrate(commands)
     add_page(commands)
     add_export(commands)
     add_streams(commands)
     add_cache(commands)
     add_methods(commands)
-    add_new(commands)
-    add_check_method(commands)
-    add_schema(commands)
     add_ui(commands)
     add_doctor(commands)
-    add_explain(commands)
-    add_sync(commands)
-    add_attach(commands)
     for command in commands.choices.values():
         add_trust(command)
+    add_examples(parser)
     return parser
 
 

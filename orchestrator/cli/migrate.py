@@ -12,20 +12,22 @@ def add_migrate(commands: Any) -> None:
     parser = commands.add_parser(
         "migrate",
         help="compare the ways to switch embedders, and write a map between them",
-        description="Prints what each way finds and costs: staying, mapping queries or the index, re-encoding a part "
-        "or all of the items, searching both indexes. Recommends one by the rule of docs/migrate.md.",
+        description="Prints the recall and the cost of each way: keeping the old embedder, mapping queries or the "
+        "index, re-encoding a part or all of the items, searching both indexes. Recommends a way by the rule in "
+        "docs/migrate.md.",
     )
     parser.add_argument(
         "old",
         metavar="OLD",
-        help="vectors by the old embedder: a file or folder of arrays by id, or an imported stream of features",
+        help="vectors of the old embedder: a file or folder of arrays by id, or an imported stream of features",
     )
-    parser.add_argument("new", metavar="NEW", help="vectors by the new embedder, for all ids or for a sample of them")
+    parser.add_argument("new", metavar="NEW", help="vectors of the new embedder, for all ids or for a sample of them")
     parser.add_argument(
         "--queries",
         type=user_path,
         metavar="FILE",
-        help="past queries, for the order by traffic: vectors by the new embedder, or .txt of the streams' captions",
+        help="past queries, for re-encoding in the order of traffic: vectors of the new embedder, or a .txt of the "
+        "streams' captions",
     )
     parser.add_argument(
         "--sample",
@@ -51,7 +53,7 @@ def add_migrate(commands: Any) -> None:
         "--rate",
         type=float,
         metavar="ITEMS_PER_SECOND",
-        help="items that the new embedder encodes in a second, for a column of time",
+        help="items per second that the new embedder encodes, for a column with the encoding time",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the sample (default: %(default)s)")
     parser.add_argument(

@@ -1,7 +1,7 @@
 """Detection of all mistakes in one command, each with a corrected command line.
 
-`argparse` stops at the first mistake. The arguments are therefore checked here first. Invalid settings are removed and
-the rest checked again, until no further mistake is found.
+`argparse` stops at the first mistake, so the arguments are checked here first. Invalid settings are removed and the
+others are checked again, until no further mistake is found.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from ctvr.orchestrator import memo
 from ctvr.orchestrator.config import closest
 from ctvr.orchestrator.errors import ConfigError, Mistakes
 
-MOST = 20  # mistakes that are looked for
+MOST = 20  # maximum number of mistakes in settings that are looked for
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """One mistake.
+    """A mistake in a command line.
 
     Attributes:
-        fault: what is wrong, without the remedy.
+        fault: description of the mistake, without the remedy.
         old: the wrong arguments.
-        new: the corrected ones; None if unknown.
-        remedy: a whole sentence; "" if it is to write `new`.
-        where: the setting or the option that is wrong, "" if it is another argument.
+        new: the corrected arguments; None if unknown.
+        remedy: a whole sentence; "" if the remedy is to use `new`.
+        where: the setting or the option that is wrong; "" for another argument.
         unknown: the method, the stream or the setting that does not exist.
     """
 
@@ -43,17 +43,17 @@ class Mistake:
 
     @property
     def text(self) -> str:
-        """The whole line."""
-        remedy = self.remedy or (f"Write {' '.join(self.new)}." if self.new else "")
+        """The mistake and its remedy in one line."""
+        remedy = self.remedy or (f"Use {' '.join(self.new)}." if self.new else "")
         return f"{self.fault}. {remedy}" if remedy else self.fault
 
 
 def mistake_from_error(error: ConfigError, old: Sequence[str] = (), new: Sequence[str] | None = None) -> Mistake:
-    """Return the mistake that an error describes; `new` is by default what the error says to write."""
+    """Return the mistake that an error describes; `new` defaults to the arguments that the error suggests."""
     corrected = (tuple(new) if new is not None else error.write or None) if old else None
     remedy = error.remedy
     if error.write and not remedy and corrected != error.write:
-        remedy = f"Write {' '.join(error.write)}."
+        remedy = f"Use {' '.join(error.write)}."
     return Mistake(error.described, tuple(old), corrected, remedy, error.settings[0], error.unknown)
 
 
@@ -68,7 +68,7 @@ def tell(words: Sequence[str], found: Sequence[Mistake]) -> Mistakes:
     corrected = _corrected(words, found)
     if corrected and len(lines) == 1:
         said = found[0].text if found[0].remedy else found[0].fault
-        return Mistakes(f"{said}{'' if said.endswith(('.', '?')) else '.'} Write: {corrected}")
+        return Mistakes(f"{said}{'' if said.endswith(('.', '?')) else '.'} Run: {corrected}")
     return Mistakes(*lines, *([f"all corrected: {corrected}"] if corrected else []))
 
 
@@ -84,7 +84,7 @@ def _corrected(words: Sequence[str], found: Sequence[Mistake]) -> str:
 
 
 def setting_names(arguments: Mapping[str, Any]) -> list[str]:
-    """Return all settings of a command: those of its method, and of a search if it is a sweep.
+    """Return the names of all settings of a command: settings of its method and, for a sweep, of the search.
 
     Imports torch unless the result is cached.
 
@@ -111,7 +111,7 @@ def _settings_of(method: str) -> list[str]:
 
 
 def name_mistakes(arguments: argparse.Namespace) -> tuple[str, str, list[Mistake]]:
-    """Return the method and the stream of a run or a sweep (empty if they cannot be used), and the mistakes in them."""
+    """Return the method and the stream of a run or a sweep ("" if unusable), and the mistakes in the two names."""
     from ctvr.orchestrator.cli.sweep import MAIN_JOB
     from ctvr.orchestrator.streams.load import load_stream
     from ctvr.orchestrator.sweeps.preflight import check_method
@@ -128,7 +128,7 @@ def name_mistakes(arguments: argparse.Namespace) -> tuple[str, str, list[Mistake
     try:
         check_method(names["method"] or "clip4clip")
     except ConfigError as error:
-        found.append(mistake_from_error(_of_other_kind(error, arguments.runs), (names["method"],)))
+        found.append(mistake_from_error(_name_kind(error, arguments.runs), (names["method"],)))
         table = closest(names["method"], preset_names(), 0.8) if arguments.command == "sweep" else ""
         if table:
             found[-1] = replace(found[-1], new=(table,))
@@ -136,7 +136,7 @@ def name_mistakes(arguments: argparse.Namespace) -> tuple[str, str, list[Mistake
     try:
         load_stream(names["stream"] or "shapes-5", Path(arguments.runs).resolve(), arguments.videos, render=False)
     except ConfigError as error:
-        found.append(mistake_from_error(_of_other_kind(error, arguments.runs), (names["stream"],)))
+        found.append(mistake_from_error(_name_kind(error, arguments.runs), (names["stream"],)))
         names["stream"] = (found[-1].new or ("",))[0]
     return names["method"], names["stream"], found
 
@@ -150,18 +150,18 @@ def _kind_of(word: str, runs: Path) -> str:
     return "method" if is_method(word) else "stream" if is_stream else ""
 
 
-def _of_other_kind(error: ConfigError, runs: Path) -> ConfigError:
-    """Return the error about a method or a stream; a stream given as a method, or the reverse, is named as such."""
+def _name_kind(error: ConfigError, runs: Path) -> ConfigError:
+    """Return the error about a method or a stream, which states if a stream was given as a method or vice versa."""
     kind = _kind_of(error.unknown, runs) if error.unknown and error.where in ("method", "stream") else ""
     if not kind or kind == error.where:
         return error
-    remedy = f"Give a {error.where}; `ctvr {error.where}s` lists them."
+    remedy = f"Use a {error.where}; `ctvr {error.where}s` lists them."
     said = f"{error.unknown!r} is a {kind}, not a {error.where}"
     return ConfigError(said, error.where, remedy=remedy, unknown=error.unknown)
 
 
 def setting_mistakes(arguments: argparse.Namespace, method: str, stream: str) -> list[Mistake]:
-    """Return all mistakes in the presets and settings of a run or sweep of a method ("": any). Imports torch."""
+    """Return all mistakes in the presets and settings of a run or sweep; method "" allows any. Imports torch."""
     from ctvr.orchestrator.cli.options import settings_of, split_commas
     from ctvr.orchestrator.settings.presets import get_method, with_recipe
     from ctvr.orchestrator.settings.resolve import resolve
@@ -203,11 +203,11 @@ def missing_name(name: str, method: str | None, stream: str | None) -> ConfigErr
 
     whole = f"ctvr run {method if method and is_method(method) else 'clip4clip'} {stream or 'shapes-5'}"
     fault = f"the {name} is missing; `ctvr {name}s` lists them"
-    return ConfigError(fault, "run", remedy=f"Write for example: {whole}", settings=(name,))
+    return ConfigError(fault, "run", remedy=f"Run, for example: {whole}", settings=(name,))
 
 
 def _peel(build: Callable[[dict[str, Any]], Any], settings: Mapping[str, Any]) -> list[Mistake]:
-    """Call `build` repeatedly, correct or drop the setting that it refuses, and return all mistakes found."""
+    """Call `build` until it succeeds, correct or drop the setting that it refuses each time; return all mistakes."""
     kept, found = dict(settings), list[Mistake]()
     typed = {name: name for name in kept}  # setting -> its name as typed
     for _ in range(MOST):
@@ -241,10 +241,10 @@ def _peel(build: Callable[[dict[str, Any]], Any], settings: Mapping[str, Any]) -
 
 
 def all_mistakes(arguments: argparse.Namespace, error: ConfigError | None = None) -> list[Mistake]:
-    """Return every mistake of a parsed command: those in its options, and those in the settings of a run or a sweep.
+    """Return every mistake in the options of a parsed command, and in the settings of a run or a sweep.
 
     Args:
-        arguments: parsed, with `mistakes` of the options.
+        arguments: parsed arguments, with the mistakes in options as `mistakes`.
         error: the error that the command already raised. It is returned alone if the settings did not cause it.
     """
     from ctvr.orchestrator.cli.options import settings_of
@@ -275,8 +275,8 @@ def all_mistakes(arguments: argparse.Namespace, error: ConfigError | None = None
         typed = dict(word.split("=", 1) for word in getattr(arguments, "overrides", []) if "=" in word)
         place = error.settings[0]
         old = (f"{place}={typed[place]}",) if place in typed else ()
-        found.append(mistake_from_error(_of_other_kind(error, _runs(arguments)), old))
-    return [_filled(each, arguments) for each in found]
+        found.append(mistake_from_error(_name_kind(error, _runs(arguments)), old))
+    return [_fill_names(each, arguments) for each in found]
 
 
 def _is_same(mistake: Mistake, error: ConfigError) -> bool:
@@ -290,9 +290,9 @@ def _runs(arguments: argparse.Namespace) -> Path:
     return Path(getattr(arguments, "runs", None) or "runs")
 
 
-def _filled(mistake: Mistake, arguments: argparse.Namespace) -> Mistake:
-    """Put the method and the stream of the command into its remedy, where they are METHOD and STREAM."""
-    method = getattr(arguments, "name" if arguments.command == "check-method" else "method", "")
+def _fill_names(mistake: Mistake, arguments: argparse.Namespace) -> Mistake:
+    """Replace METHOD and STREAM in a mistake's remedy with the method and the stream of the command."""
+    method = getattr(arguments, "name" if arguments.command == "methods" else "method", "")
     known = {"METHOD": method, "STREAM": getattr(arguments, "stream", "")}
     remedy = mistake.remedy
     for word, name in known.items():

@@ -1,4 +1,4 @@
-"""Commands `ctvr search`, `ctvr serve`, `ctvr report`, `ctvr export` and `ctvr schema`."""
+"""Commands `ctvr search`, `ctvr serve`, `ctvr report` and `ctvr export`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 from typing import Any, NoReturn
 
 from ctvr.orchestrator.cli.options import add_execution_options, get_existing_runs, get_runs_of_model, user_path
-from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.interpreter import leave
 
@@ -15,21 +14,21 @@ def add_search(commands: Any) -> None:
     parser = commands.add_parser(
         "search",
         help="find the videos that match a text, with a trained model",
-        description="Searches the videos of the stream that the model was trained on, or those of --gallery.",
+        description="Searches the videos of the stream that the model was trained on, or the videos of --gallery.",
     )
     parser.add_argument("text", nargs="*", help="queries, each a quoted text")
     parser.add_argument(
         "--vectors",
         type=user_path,
         metavar="FILE",
-        help="array .npy (queries, d) or (d,) of query vectors, instead of texts; for a model over imported features",
+        help=".npy file of query vectors, (queries, d) or (d,), instead of texts, for a model of imported features",
     )
     _add_model(parser)
     parser.add_argument(
         "-k", type=int, default=10, metavar="N", help="number of videos for each query (default: %(default)s)"
     )
     parser.add_argument(
-        "--html", type=user_path, metavar="FILE", help="HTML page of the results with pictures, to write"
+        "--html", type=user_path, metavar="FILE", help="HTML page to write, with the results and frames of the videos"
     )
     add_execution_options(parser)
     parser.set_defaults(run=_search)
@@ -40,7 +39,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "--model",
         required=True,
         metavar="MODEL",
-        help="model: a folder, run id, run, sweep (its best trial), method (its newest run) or best-STREAM",
+        help="model: a folder, run id, run, sweep (the best trial), method (the newest run) or best-STREAM",
     )
     parser.add_argument(
         "--gallery", dest="among", type=user_path, metavar="FOLDER", help="folder of the videos to search"
@@ -49,10 +48,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def _search(arguments: argparse.Namespace) -> str:
     if not arguments.text and arguments.vectors is None:
-        raise ConfigError("no query was given", "search", remedy="Give a text in quotes, or --vectors FILE.npy.")
-    if len(arguments.text) > 2 and not any(" " in text for text in arguments.text):
-        whole = " ".join(arguments.text)
-        say(f"search: these are {len(arguments.text)} texts of one word each. For one text write {whole!r}")
+        raise ConfigError("no query was given", "search", remedy="Use a text in quotes, or --vectors FILE.npy.")
     execution = get_runs_of_model(arguments)
     from ctvr.orchestrator.jobs.query import run_query
 
@@ -63,18 +59,22 @@ def _search(arguments: argparse.Namespace) -> str:
 def add_serve(commands: Any) -> None:
     parser = commands.add_parser(
         "serve",
-        help="serve searches with a trained model over HTTP: JSON, and a page with pictures",
+        help="serve searches with a trained model over HTTP, as JSON and as a page with thumbnails",
         description="Answers GET /search?q=TEXT&k=10, /health, /thumbnail/ID and / (a page) until Ctrl-C. The model is "
-        "chosen as by `ctvr search`; a run that is still trained is served after its newest finished task, and a newer "
-        "model replaces the current one. A host that others can reach needs a token: the variable CTVR_SERVE_TOKEN or "
-        "--token-file. Clients send it as Authorization: Bearer TOKEN, browsers as the password.",
+        "chosen as by `ctvr search`; a run in training is served with the weights of its newest finished task, and a "
+        "newer model replaces the current one. A host that others can reach needs a token, from the variable "
+        "CTVR_SERVE_TOKEN or --token-file. Clients send it as Authorization: Bearer TOKEN, browsers as the password.",
     )
     _add_model(parser)
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="HOST", help="address to listen on (default: %(default)s)"
     )
     parser.add_argument(
-        "--port", type=int, default=8000, metavar="PORT", help="port to listen on; 0: a free one (default: %(default)s)"
+        "--port",
+        type=int,
+        default=8000,
+        metavar="PORT",
+        help="port to listen on; 0 for any free port (default: %(default)s)",
     )
     parser.add_argument(
         "--token-file",
@@ -100,6 +100,9 @@ def add_page(commands: Any) -> None:
     )
     parser.add_argument("name", metavar="NAME", help="name of a sweep, a rerun (NAME-final-...) or a stream")
     parser.add_argument("--html", type=user_path, metavar="FILE", help="file to write (default: RUNS/pages/NAME.html)")
+    parser.add_argument(
+        "--figures", type=user_path, metavar="FOLDER", help="also write the figures as SVG and PDF, into this folder"
+    )
     add_execution_options(parser)
     parser.set_defaults(run=_page)
 
@@ -108,22 +111,26 @@ def _page(arguments: argparse.Namespace) -> str:
     execution = get_existing_runs(arguments)
     from ctvr.orchestrator.jobs.report import make_report
 
-    return make_report(arguments.name, execution, arguments.html)
+    return make_report(arguments.name, execution, arguments.html, arguments.figures)
 
 
 def add_export(commands: Any) -> None:
-    parser = commands.add_parser("export", help="write a trained model to a folder that others can load")
+    parser = commands.add_parser("export", help="write a trained model to a folder that other programs can load")
     actions = parser.add_subparsers(dest="action", required=True, metavar="FORM")
-    hub = actions.add_parser("hf", help="safetensors and a model card for Hugging Face's hub; nothing is uploaded")
+    hub = actions.add_parser(
+        "hf", help="write safetensors and a model card for the Hugging Face Hub, without an upload"
+    )
     hub.add_argument("folder", type=user_path, metavar="FOLDER", help="new folder")
     hub.add_argument(
         "--model",
         required=True,
         metavar="MODEL",
-        help="model: a run id, run, sweep (its best trial), method or best-STREAM",
+        help="model: a run id, run, sweep (the best trial), method (the newest run) or best-STREAM",
     )
     hub.add_argument(
-        "--license", default="", help="license of the weights (default: known for tiny-clip's and OpenAI's)"
+        "--license",
+        default="",
+        help="license of the weights (default: the known license of tiny-clip or OpenAI's weights)",
     )
     add_execution_options(hub)
     hub.set_defaults(run=_export)
@@ -134,15 +141,3 @@ def _export(arguments: argparse.Namespace) -> str:
     from ctvr.orchestrator.jobs.export_model import export_hf
 
     return export_hf(arguments.folder, arguments.model, execution, arguments.license)
-
-
-def add_schema(commands: Any) -> None:
-    parser = commands.add_parser("schema", help="print every setting as a JSON schema, for editors of --config files")
-    parser.add_argument("method", nargs="?", default="", metavar="METHOD", help="restrict the schema to this method")
-    parser.set_defaults(run=_schema)
-
-
-def _schema(arguments: argparse.Namespace) -> str:
-    from ctvr.orchestrator.catalog.schema import schema_text
-
-    return schema_text(arguments.method)

@@ -19,12 +19,12 @@ _NUMBER = re.compile(r"-?\.?\d.*")  # -1 is a value, not an option
 UNITS = {"DAYS": "30", "HOURS": "2"}  # unit of a number -> an example
 NAMES = ("NAME", "FOLDER", "FILE", "HOST", "MODEL")
 _GPU = "A run uses the GPU that torch finds; CUDA_VISIBLE_DEVICES chooses it. Omit it."
-# Options of other tools that nothing here needs -> why
+# Options of other tools that ctvr does not need -> the explanation
 NEEDLESS = {
     **dict.fromkeys(("gpu", "gpus", "device", "devices", "cuda"), _GPU),
     **dict.fromkeys(("latex", "format"), "A table is always written as .tex, too. Omit it."),
 }
-# Options of other tools -> the option or the setting here
+# Options of other tools -> the option or the setting of ctvr
 OF_OTHER_TOOLS = {
     **dict.fromkeys(("output-dir", "out-dir", "outdir", "save-dir", "log-dir", "logdir", "results-dir"), "--runs"),
     **dict.fromkeys(("num-epochs", "n-epochs", "max-epochs"), "optim.epochs="),
@@ -50,15 +50,15 @@ def check_options(
     known: Callable[[], Sequence[str]],
     others: Mapping[str, argparse.ArgumentParser],
 ) -> Any:
-    """Return the mistakes in a command's options, and the arguments without them.
+    """Return the mistakes in a command's options, and the arguments without the wrong options.
 
     Args:
         parser: the parser of the command.
         words: the arguments after the command.
-        known: returns all settings of the command; called only for an unknown option.
+        known: function that returns the names of all settings of the command, called only for an unknown option.
         others: the parsers of all commands by name; an unknown option may belong to one of them.
     """
-    found, words = _with_hyphens(words)
+    found, words = _replace_dashes(words)
     kept: list[str] = []
     given = dict[str, str]()
     place = 0
@@ -78,7 +78,7 @@ def check_options(
             size, mistake = _check_option(parser, word, following, known)
             name = word.partition("=")[0]
             owners = [command for command, other in others.items() if name in other._option_string_actions]
-            mistake = mistake or _repeated(parser, words[place : place + size], given)
+            mistake = mistake or _check_repetition(parser, words[place : place + size], given)
             if mistake and mistake.unknown and any(each in owners for each in words[place + size :]):
                 moved = (*words[:place], *words[place + size :], *words[place : place + size])
                 mistake = Mistake(f"{name}: must come after the command", tuple(words), moved)
@@ -93,8 +93,8 @@ def check_options(
     return found, kept
 
 
-def _with_hyphens(words: Sequence[str]) -> tuple[list[Mistake], list[str]]:
-    """Replace long dashes of options (pasted from a document) by hyphens; return the mistakes and the arguments."""
+def _replace_dashes(words: Sequence[str]) -> tuple[list[Mistake], list[str]]:
+    """Replace long dashes (from a text editor) of options with hyphens; return the mistakes and the arguments."""
     found, kept = list[Mistake](), list[str]()
     for word in words:
         dashes = re.match("-*[\u2010-\u2014\u2212]-*(?=[a-z])", word)
@@ -104,8 +104,8 @@ def _with_hyphens(words: Sequence[str]) -> tuple[list[Mistake], list[str]]:
     return found, kept
 
 
-def _repeated(parser: argparse.ArgumentParser, words: Sequence[str], given: dict[str, str]) -> Mistake | None:
-    """Report an option that is given twice with different values; `given` maps options to their values so far."""
+def _check_repetition(parser: argparse.ArgumentParser, words: Sequence[str], given: dict[str, str]) -> Mistake | None:
+    """Return the mistake of an option that is given twice with different values; `given` has the earlier values."""
     name, equals, inline = words[0].partition("=")
     action = parser._option_string_actions.get(name)
     if type(action) is not argparse._StoreAction or action.nargs is not None:
@@ -128,11 +128,11 @@ def _check_option(
         action = options[name]
     whole = [each for each in options if action is None and len(name) > 3 and each.startswith(name)]
     if whole and name.lstrip("-") not in known():
-        return _abbreviated(options, name, whole, inline if equals else following, bool(equals))
+        return _describe_abbreviation(options, name, whole, inline if equals else following, bool(equals))
     if action is None:
         value = inline if equals else following
         takes_settings = any(action.dest == "overrides" for action in parser._actions)
-        found = _of_another_tool(options, name, value, word, takes_settings) or _positional(parser, name, value, word)
+        found = _translate_option(options, name, value, word, takes_settings) or _positional(parser, name, value, word)
         return found or _unknown_option(options, name, value, bool(equals), known)
     if action.nargs == 0:
         return 1, Mistake(f"{name}: takes no value (got {inline!r})", (word,), (name,)) if equals else None
@@ -142,20 +142,20 @@ def _check_option(
     size = 1 if equals or following is None else 2
     example = f"{name} {_example(action)}"
     if value is None:
-        return 1, Mistake(f"{name}: has no value", remedy=f"Write {example}.")
+        return 1, Mistake(f"{name}: has no value", remedy=f"Use {example}.")
     if not value and action.metavar in NAMES:  # for example from an unset shell variable
-        return size, Mistake(f"{name}: its value is empty", remedy=f"Write {example}, or omit it.")
+        return size, Mistake(f"{name}: its value is empty", remedy=f"Use {example}, or omit it.")
     old = (word,) if equals else (name, value)
     return size, _check_value(action, name, value, example, old)
 
 
-def _abbreviated(
+def _describe_abbreviation(
     options: Mapping[str, argparse.Action], name: str, whole: Sequence[str], value: str | None, is_inline: bool
 ) -> tuple[int, Mistake]:
-    """Describe the beginning of one or more options; `whole`: these options."""
+    """Return the number of arguments of an abbreviated option, and its mistake; `whole` are the matching options."""
     if len({id(options[each]) for each in whole}) > 1:
         fault = f"{name}: is the beginning of {' and '.join(whole)}"
-        return 1 if is_inline or value is None else 2, Mistake(fault, remedy="Write one of them in full.")
+        return 1 if is_inline or value is None else 2, Mistake(fault, remedy="Use one of them in full.")
     takes = options[whole[0]].nargs != 0 and value is not None
     old = (f"{name}={value}",) if is_inline else (name, str(value)) if takes else (name,)
     new = (whole[0], str(value)) if takes else (whole[0],)
@@ -163,25 +163,25 @@ def _abbreviated(
 
 
 def _check_value(action: argparse.Action, name: str, value: str, example: str, old: tuple[str, ...]) -> Mistake | None:
-    """Return the mistake in an option's value; `old`: the arguments that give it."""
+    """Return the mistake in an option's value, if any; `old` are the arguments with the option and its value."""
     if action.choices is not None and value not in action.choices:
         names = [str(each) for each in action.choices]
         meant = closest(value, names)
         fault = f"{name}: is not one of {', '.join(names)} (got {value!r:.80})"
-        return Mistake(fault, old, (name, meant)) if meant else Mistake(fault, old, None, f"Write {name} {names[0]}.")
+        return Mistake(fault, old, (name, meant)) if meant else Mistake(fault, old, None, f"Use {name} {names[0]}.")
     try:
         typed = action.type(value) if callable(action.type) else None
         if isinstance(typed, float) and not math.isfinite(typed):
             raise ValueError
     except argparse.ArgumentTypeError as error:
         return Mistake(f"{name}: {error}")
-    except ConfigError as error:  # of a name
+    except ConfigError as error:  # an invalid name
         return mistake_from_error(error, old, (name, nearest_name(value)))
     except (ValueError, TypeError):
         what, unit = KINDS.get(action.type, ("a valid value", ""))[0], str(action.metavar or "")
         number = likely_number(value, action.type is int, unit) if action.type in KINDS else ""
         fault = f"{name}: is not {what}{f' of {unit.lower()}' * (unit in UNITS)} (got {value!r:.80})"
-        return Mistake(fault, old, (name, number)) if number else Mistake(fault, old, None, f"Write {example}.")
+        return Mistake(fault, old, (name, number)) if number else Mistake(fault, old, None, f"Use {example}.")
     return None
 
 
@@ -193,7 +193,7 @@ def _example(action: argparse.Action) -> str:
     return f"{default:g}" if default is not None else UNITS.get(name, kind[1]) if kind else name
 
 
-def _of_another_tool(
+def _translate_option(
     options: Mapping[str, argparse.Action], name: str, value: str | None, word: str, takes_settings: bool
 ) -> tuple[int, Mistake] | None:
     """Return the mistake for an option of another tool, with its replacement; None if the option is unknown."""
@@ -211,12 +211,12 @@ def _of_another_tool(
     if here not in options:
         what, new = "is a setting, not an option", [f"{here}{value or 'VALUE'}" if here[-1] == "=" else here]
     is_whole = takes or (here not in options and here[-1] != "=")
-    remedy = "" if is_whole else f"Write {' '.join(new)}."
+    remedy = "" if is_whole else f"Use {' '.join(new)}."
     return len(old), Mistake(f"{name}: {what}", old, tuple(new) if is_whole else None, remedy)
 
 
 def _positional(parser: argparse.ArgumentParser, name: str, value: str | None, word: str) -> tuple[int, Mistake] | None:
-    """Return the mistake of an option that is a positional argument of the command, else None."""
+    """Return the mistake of an option that is a positional argument of the command, or None."""
     own = [action for action in parser._actions if not action.option_strings and action.dest != "overrides"]
     typed = name.removeprefix("--")
     named = [action for action in own if typed in (action.dest, str(action.metavar).lower())]
@@ -234,7 +234,7 @@ def _unknown_option(
     is_inline: bool,
     known: Callable[[], Sequence[str]],
 ) -> tuple[int, Mistake]:
-    """Describe an unknown option, and suggest the setting or the option that was probably meant."""
+    """Return the number of arguments of an unknown option, and its mistake, which suggests what was probably meant."""
     from ctvr.orchestrator.config import closest_setting
 
     typed = name.lstrip("-")
@@ -254,7 +254,7 @@ def _unknown_option(
     old = (f"{name}={value}",) if is_inline else (name, *([value] if size == 2 and value is not None else []))
     if setting:
         new = f"{setting}={given if given is not None else 'VALUE'}"
-        remedy = "" if given else f"Write {new}."
+        remedy = "" if given else f"Use {new}."
         return size, Mistake(f"{name}: is a setting, not an option", old, (new,) if given else None, remedy)
     if option:
         fixed = (option, *([given] if given is not None and takes else []))

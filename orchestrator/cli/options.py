@@ -11,23 +11,23 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
-from ctvr.orchestrator.addresses import name_addresses
 from ctvr.orchestrator.config import parse_overrides
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError, TrackingUnavailable
 from ctvr.orchestrator.output_dir import check_name
 from ctvr.orchestrator.sweeps.settings_file import read_settings
-from ctvr.orchestrator.sweeps.trust import trust_config, trust_named, trust_typed
+
+SMOKE = {"optim.epochs": "1"}  # settings of --smoke
 
 
 def user_path(text: str) -> Path:
     """Expand `~` in a path, which a shell does not do in `--runs=~/runs`."""
     if re.match(r"\w+://", text):
-        raise argparse.ArgumentTypeError(f"is an address, not a path (got {text!r:.80}). Give a path on this machine.")
+        raise argparse.ArgumentTypeError(f"is an address, not a path (got {text!r:.80}). Use a path on this machine.")
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r:.80}: the user does not exist. Write the whole path.") from error
+        raise argparse.ArgumentTypeError(f"{text!r:.80}: the user does not exist. Use the whole path.") from error
 
 
 def _sweep_name(text: str) -> str:
@@ -36,15 +36,21 @@ def _sweep_name(text: str) -> str:
 
 
 def add_sweep_name(parser: argparse.ArgumentParser, default: str) -> None:
-    """Add --name of a new sweep, which becomes a part of folders and addresses."""
+    """Add the option --name for a new sweep; the name becomes a part of paths and addresses."""
     text = f"name of the sweep (default: {default})"
     parser.add_argument("--name", type=_sweep_name, metavar="NAME", help=text)
 
 
 def stream_name(text: str) -> str:
-    """Return the name of a new stream, which becomes a part of folders."""
+    """Check the name of a new stream, which becomes a part of paths, and return it."""
     check_name(text, "--name")
     return text
+
+
+def add_doubles(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Add hidden options that are equivalent to positional arguments, such as `--method clip4clip` to `clip4clip`."""
+    for name in names:
+        parser.add_argument(f"--{name}", metavar="NAME", help=argparse.SUPPRESS)
 
 
 def add_execution_options(
@@ -57,7 +63,7 @@ def add_execution_options(
             "type": user_path,
             "default": Path(runs or "runs"),
             "metavar": "FOLDER",
-            "help": "runs folder, for everything written (default: %(default)s)",
+            "help": "runs folder, for all files that are written (default: %(default)s)",
         },
         "store": {
             "default": store,
@@ -68,17 +74,19 @@ def add_execution_options(
             "type": user_path,
             "default": Path(videos) if videos else None,
             "metavar": "FOLDER",
-            "help": "folder of the stream's videos (default: the manifest's)",
+            "help": "folder of the stream's videos (default: the folder in the manifest)",
         },
     }
+    where = parser.add_argument_group("where")
     for name in folders:
-        parser.add_argument(f"--{name}", **options[name])
+        where.add_argument(f"--{name}", **options[name])
     if not resources:
         return
     group = parser.add_argument_group("cluster")
     group.add_argument(
         "--address",
-        help="Ray cluster: auto or an address joins one, local starts one (default: join this machine's, or start one)",
+        help="Ray cluster: `auto` or an address joins a cluster, `local` starts one (default: join the cluster on this "
+        "machine, or start one)",
     )
     nodes = _number("CTVR_NODES", 1, int)
     group.add_argument(
@@ -125,14 +133,14 @@ def add_execution_options(
         "--accelerator-type",
         default="",
         metavar="NAME",
-        help="model of a trial's GPUs by Ray's name, e.g. A100 or H100, where a cluster has several (default: any)",
+        help="GPU model of a trial by Ray's name, e.g. A100 or H100, if a cluster has several models (default: any)",
     )
     group.add_argument(
         "--worker-timeout-hours",
         type=float,
         default=24.0,
         metavar="HOURS",
-        help="time for which a trial's workers wait for the first, which may decode a stream (default: %(default)g)",
+        help="maximum wait for a trial's first worker, and maximum time without progress (default: %(default)g)",
     )
     group.add_argument(
         "--no-reuse",
@@ -158,11 +166,11 @@ def add_execution_options(
         type=float,
         default=_number("CTVR_BUDGET_HOURS", None, float),
         metavar="HOURS",
-        help="time limit, after which the sweep stops cleanly and can be resumed with --resume (default: none)",
+        help="time limit, after which trials stop at the end of an epoch; --resume continues them (default: none)",
     )
 
 
-def add_direction(parser: argparse.ArgumentParser) -> None:
+def add_direction(parser: argparse._ActionsContainer) -> None:
     text = "retrieval direction of the table: text to video, video to text, or both with R-Sum (default: t2v)"
     parser.add_argument("--direction", choices=("t2v", "v2t", "both"), help=text)
 
@@ -171,7 +179,7 @@ def get_direction(arguments: argparse.Namespace) -> Literal["t2v", "v2t", "both"
     return arguments.direction or "t2v"
 
 
-def add_task_orders(parser: argparse.ArgumentParser) -> None:
+def add_task_orders(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--task-orders",
         type=int,
@@ -218,7 +226,7 @@ def add_settings(
         nargs="*",
         default=[],
         metavar=f"{names} name=value" if names else "name=value",
-        help=f"{names}, and {text}" if names else text,
+        help=f"{names} (names: `ctvr methods`, `ctvr streams`), then {text}" if names else text,
     )
 
 
@@ -226,7 +234,7 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the settings of --config, overridden by the command line; `method`, `stream`, `preset` become options.
 
     Raises:
-        ConfigError: for an argument or a file that contains no settings.
+        ConfigError: for an argument that is not a setting, or a file without settings.
     """
     settings = read_settings(arguments.config) if arguments.config else {}
     for name in ("method", "stream", "preset"):
@@ -248,11 +256,11 @@ def get_existing_runs(arguments: argparse.Namespace, fills_store: bool = False) 
     """Return the execution settings of a command that reads existing runs.
 
     Args:
-        arguments: of the command.
+        arguments: parsed arguments of the command.
         fills_store: whether the command may create the store that --store names.
 
     Raises:
-        ConfigError: if the runs folder has no records, or --store names no store.
+        ConfigError: if the runs folder lacks records, or --store is not an existing store.
     """
     from ctvr.orchestrator.tracking.server import require_records
 
@@ -264,20 +272,20 @@ def get_existing_runs(arguments: argparse.Namespace, fills_store: bool = False) 
 
 
 def get_runs_of_model(arguments: argparse.Namespace, may_be_incomplete: bool = False) -> Any:
-    """Return the execution settings of a command that loads --model; an unknown name is refused before torch is loaded.
+    """Return the execution settings of a command that loads --model; check the model's name before torch is loaded.
 
     Args:
-        arguments: of the command.
-        may_be_incomplete: whether a run that is still trained has a model.
+        arguments: parsed arguments of the command.
+        may_be_incomplete: whether a run in training may be used as a model.
 
     Raises:
-        ConfigError: as `get_existing_runs`, for a --gallery that does not exist, and if no model has this name.
+        ConfigError: as `get_existing_runs`, for a --gallery that does not exist, and for an unknown model.
     """
     from ctvr.orchestrator.jobs.find_model import BEST, find_run, find_started, is_folder
 
     gallery = getattr(arguments, "among", None)
     if isinstance(gallery, Path) and not gallery.exists():
-        raise ConfigError("does not exist", f"--gallery {gallery}", remedy="Give the folder of the videos to search.")
+        raise ConfigError("does not exist", f"--gallery {gallery}", remedy="Pass the folder of the videos to search.")
     if is_folder(arguments.model):
         return get_execution(arguments)
     execution = get_existing_runs(arguments)
@@ -286,44 +294,19 @@ def get_runs_of_model(arguments: argparse.Namespace, may_be_incomplete: bool = F
     return execution
 
 
-def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Add --trust to a command, or to each of its actions."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for choice in action.choices.values():
-                add_trust(choice)
-            return
-    parser.add_argument(
-        "--trust",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="class MODULE:CLASS, SCHEME://HOST or folder to use although only a file names it; may be repeated",
-    )
-
-
-def trust_user(arguments: argparse.Namespace, words: Sequence[str]) -> None:
-    """Trust the classes and addresses that the user names in the command, by --trust or in the --config file.
-
-    Raises:
-        ConfigError: for a --trust value that is neither, or a --config file that cannot be read.
-    """
-    trust_typed(words)
-    name_addresses(getattr(arguments, option, None) for option in ("store", "address", "ray_storage", "videos"))
-    trust_named(getattr(arguments, "trust", []))
-    if getattr(arguments, "config", None):
-        trust_config(arguments.config)
-
-
 def split_commas(text: str) -> tuple[str, ...]:
+    """Return the comma-separated items of a text, without surrounding spaces and empty items."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def check_source_digest(asked: str | None) -> None:
-    """Refuse to run if the sources differ from those of the machine that submitted the command.
+    """Check that the sources equal the sources on the machine that submitted the command.
+
+    Args:
+        asked: digest of the expected sources; if None, there is no check.
 
     Raises:
-        ConfigError: if they differ; the message contains both digests.
+        ConfigError: if the sources differ; the message contains both digests.
     """
     from ctvr.orchestrator.digests import source_digest
 
@@ -335,7 +318,11 @@ def check_source_digest(asked: str | None) -> None:
 
 
 def preflight(arguments: argparse.Namespace, stream: str | None) -> None:
-    """Run the checks of `ctvr doctor` before a sweep: raise the first error, print the number of warnings."""
+    """Run the checks of `ctvr doctor` before a sweep, and print the number of warnings.
+
+    Raises:
+        ConfigError, TrackingUnavailable: for the first error.
+    """
     from ctvr.orchestrator.doctor.run_checks import blocking, examine
     from ctvr.orchestrator.tracking.server import default_uri
 

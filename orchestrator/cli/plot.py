@@ -12,13 +12,13 @@ def add_plot(commands: Any) -> None:
     parser = commands.add_parser(
         "plot",
         help="plot a trained model's attention, merged patches, expert weights, scores, or the drift of its queries",
-        description="Plots the model's input frames with attention between frames (FFA) and within (CLIP), with "
-        "merged patches, or with its experts' weights. scores plots a matrix before and after Dual Softmax; drift "
-        "plots the first task's queries in feature space after every task.",
+        description="Plots the model's input frames with attention between frames (FFA) and within frames (CLIP), with "
+        "merged patches, or with the weights of experts. `scores` plots the similarity matrix before and after dual "
+        "softmax. `drift` plots the first task's queries in feature space after every task.",
     )
     parser.add_argument("kind", choices=("attention", "merges", "gates", "scores", "drift"), help="kind of plot")
     parser.add_argument(
-        "model", help="model: a folder, run id, run, sweep (its best trial), method (its newest run) or best-STREAM"
+        "model", help="model: a folder, run id, run, sweep (the best trial), method (the newest run) or best-STREAM"
     )
     parser.add_argument(
         "--inputs",
@@ -33,16 +33,20 @@ def add_plot(commands: Any) -> None:
         "--count",
         type=int,
         metavar="N",
-        help="number of videos to plot, for drift of queries (default: 2; gates: 8; scores: 12; drift: 40)",
+        help="number of videos to plot, or of queries for drift (default: 2; gates: 8; scores: 12; drift: 40)",
     )
     parser.add_argument(
         "--block",
         type=int,
         metavar="N",
-        help="block whose attention is plotted, from 1 (default: the last with frame fusion, or the last)",
+        help="number of the block whose attention is plotted, from 1 (default: the last block, with frame fusion if "
+        "the model has any)",
     )
     parser.add_argument(
-        "--out", type=user_path, metavar="FILE", help=".png or .pdf file to write (default: RUNS/pages/KIND-MODEL.png)"
+        "--out",
+        type=user_path,
+        metavar="FILE",
+        help=".png or .pdf file to write, or .svg for scores and drift (default: RUNS/pages/KIND-MODEL.png)",
     )
     add_execution_options(parser)
     parser.set_defaults(run=_plot)

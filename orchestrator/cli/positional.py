@@ -10,6 +10,8 @@ from pathlib import Path
 
 from ctvr.orchestrator.cli.mistakes import Mistake, mistake_from_error
 from ctvr.orchestrator.cli.option_mistakes import is_option
+from ctvr.orchestrator.cli.other_words import correct
+from ctvr.orchestrator.config import closest
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.load import is_embedded
 
@@ -24,7 +26,7 @@ def _is_method(word: str) -> bool:
     return is_method(word)
 
 
-# Option -> what a value of it is, and whether a text is one
+# An option, a noun for its value, and a test whether a text is such a value
 _BY_TYPE: tuple[tuple[str, str, Callable[[str], bool]], ...] = (
     ("--port", "a port", str.isdecimal),
     ("--html", "a page", lambda word: word.lower().endswith((".html", ".htm"))),
@@ -35,19 +37,20 @@ _BY_TYPE: tuple[tuple[str, str, Callable[[str], bool]], ...] = (
 
 
 def default_runs() -> Path:
-    """Return the runs folder of a command that names none."""
+    """Return the runs folder of a command without --runs."""
     return Path(os.environ.get("CTVR_RUNS") or "runs")
 
 
 def move_arguments_first(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
-    """Put the arguments of a command before its options; `argparse` ends a list of arguments at the first option.
+    """Put the arguments of a command before its options, because `argparse` ends a list of arguments at an option.
 
     Args:
-        parser: of the command.
-        words: what follows the command, with valid options. After `--` every word is an argument, so options are first.
+        parser: parser of the command.
+        words: the words after the command, with valid options. If they contain `--`, options are put first, because
+            every word after `--` is an argument.
     """
     if any(isinstance(action, argparse._SubParsersAction) for action in parser._actions):
-        return list(words)  # an action, with options of its own
+        return list(words)  # an action, which has its own options
     texts, options, at = list[str](), list[str](), 0
     while at < len(words) and words[at] != "--":
         size = 1
@@ -63,15 +66,49 @@ def move_arguments_first(parser: argparse.ArgumentParser, words: Sequence[str]) 
     return [*options, "--", *texts, *words[at + 1 :]] if "--" in words else [*texts, *options]
 
 
+def move_action_first(command: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
+    """Put the action of a command before options that precede it: `--runs X show NAME` -> `show --runs X NAME`.
+
+    Args:
+        command: parser of a command; if it has no actions, the words are unchanged.
+        words: the words after the command.
+    """
+    actions = next((a.choices for a in command._actions if isinstance(a, argparse._SubParsersAction)), None) or {}
+    at = 0
+    while at < len(words) and is_option(words[at]):
+        known = (parser._option_string_actions.get(words[at]) for parser in (command, *actions.values()))
+        option = next((each for each in known if each is not None), None)
+        at += 1 if option is None or option.nargs == 0 else 2
+    if at == 0 or at >= len(words) or words[at] not in actions:
+        return list(words)
+    return [words[at], *words[:at], *words[at + 1 :]]
+
+
+def with_usual_action(command: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
+    """Insert the default action of a command if none is given: `methods clip4clip` -> `methods show clip4clip`.
+
+    Args:
+        command: parser of a command.
+        words: the command and the words after it.
+    """
+    usual = command.get_default("usual_action")
+    if not usual or words[1:2] in (["-h"], ["--help"]) or correct(words) is not None:
+        return list(words)
+    actions = next(a.choices for a in command._actions if isinstance(a, argparse._SubParsersAction)) or {}
+    if words[1:2] and (words[1] in actions or (closest(words[1], actions) and not _is_method(words[1]))):
+        return list(words)
+    return [words[0], usual, *words[1:]]
+
+
 def place_names(arguments: argparse.Namespace) -> list[Mistake]:
     """Assign arguments without `=` in `arguments.overrides` to the command's positional arguments; return the mistakes.
 
-    A command's parser lists them as `places`, ("method", "stream") for `ctvr run METHOD STREAM`. Streams are recognised
+    A command's parser lists them as `places`, ("method", "stream") for `ctvr run METHOD STREAM`. Streams are recognized
     by name, so the order does not matter.
     """
     places: tuple[str, ...] = getattr(arguments, "places", ())
     rest, bare, found = [], list[str](), list[Mistake]()
-    given = _joined(arguments.overrides, found)
+    given = _drop_split_settings(arguments.overrides, found)
     for at, word in enumerate(given):
         is_value = at > 0 and "=" not in word and _SETTING.fullmatch(given[at - 1])
         if re.fullmatch(r"[\w.]+=\S+(\s+[\w.]+=\S+)+", word):
@@ -88,7 +125,7 @@ def place_names(arguments: argparse.Namespace) -> list[Mistake]:
             value = given[at + 1] if at + 1 < len(given) and "=" not in given[at + 1] else ""
             new = f"{word}={value or 'VALUE'}"
             old = (word, value) if value else (word,)
-            remedy = "" if value else f"Write {new}."
+            remedy = "" if value else f"Use {new}."
             found.append(Mistake(f"{word}: has no value", old, (new,) if value else None, remedy))
         else:
             bare.append(word)
@@ -99,7 +136,7 @@ def place_names(arguments: argparse.Namespace) -> list[Mistake]:
             rest.remove(word)
     arguments.overrides = rest
     for word in [word for word in bare if not _place(word, places, arguments)]:
-        found.append(_too_many(word, places, arguments))
+        found.append(_describe_surplus_name(word, places, arguments))
     for name, _, value in (word.partition("=") for word in rest):
         named = getattr(arguments, name, None) if name in places else None
         if named not in (None, "", value):
@@ -107,8 +144,8 @@ def place_names(arguments: argparse.Namespace) -> list[Mistake]:
     return found
 
 
-def _joined(words: Sequence[str], found: list[Mistake]) -> list[str]:
-    """Drop settings such as `name = 2`, `name= 2` or `name: 2` from the arguments, and append their mistakes."""
+def _drop_split_settings(words: Sequence[str], found: list[Mistake]) -> list[str]:
+    """Return the arguments without settings such as `name = 2`, `name= 2` or `name: 2`, which are added to `found`."""
     kept, at = list[str](), 0
     while at < len(words):
         bare = words[at].rstrip("=:")
@@ -116,10 +153,14 @@ def _joined(words: Sequence[str], found: list[Mistake]) -> list[str]:
         value = "".join(words[at + 1 : at + size]).lstrip("=")
         is_split = words[at] != bare or words[at + 1 : at + 2] == ["="]
         if words[at].endswith(":") and "." not in bare and not _PLAIN_VALUE.fullmatch(value):
-            is_split = bare in ("method", "stream", "precision")  # and no name with a colon: `clip4clip: shapes-5`
+            is_split = bare in ("method", "stream", "precision")  # not a name with a colon, as in `clip4clip: shapes-5`
         if is_split and value and "=" not in value and re.fullmatch(r"\w+(\.\w+)*", bare):
             old = tuple(words[at : at + size])
-            found.append(Mistake(f"{' '.join(old)}: is a setting in parts", old, (f"{bare}={value}",)))
+            found.append(
+                Mistake(
+                    f"{' '.join(old)}: is a setting that is split into several arguments", old, (f"{bare}={value}",)
+                )
+            )
             at += size
         else:
             kept.append(words[at])
@@ -136,7 +177,7 @@ def names_stream(word: str, runs: Path) -> bool:
 
 
 def _kind(word: str, places: Sequence[str], arguments: argparse.Namespace) -> str:
-    """Return which of a command's positional arguments a text names, "method" or "stream"; "" if it is not known."""
+    """Return the positional argument that a text is a name for, "method" or "stream"; "" if it is unknown."""
     from ctvr.orchestrator.sweeps.preflight import is_method
 
     if "method" in places and is_method(word):
@@ -145,7 +186,7 @@ def _kind(word: str, places: Sequence[str], arguments: argparse.Namespace) -> st
 
 
 def _place(word: str, places: Sequence[str], arguments: argparse.Namespace) -> bool:
-    """Assign a text without `=` to its positional argument; return False if that one is taken."""
+    """Assign a text without `=` to its positional argument; return False if that argument already has a value."""
     from ctvr.orchestrator.sweeps.preflight import is_method
 
     free = [name for name in places if not getattr(arguments, name)]
@@ -167,8 +208,8 @@ def _place(word: str, places: Sequence[str], arguments: argparse.Namespace) -> b
     return bool(place)
 
 
-def _too_many(word: str, places: Sequence[str], arguments: argparse.Namespace) -> Mistake:
-    """Describe a text without `=` that has no place: a second method or stream, or one argument too many."""
+def _describe_surplus_name(word: str, places: Sequence[str], arguments: argparse.Namespace) -> Mistake:
+    """Describe a surplus text without `=`: a second method or stream, or one argument too many."""
     given = {name: getattr(arguments, name) for name in places if name != "preset" and getattr(arguments, name)}
     kind = _kind(word, places, arguments)
     other, example = ("stream", "shapes-5") if kind == "method" else ("method", "clip4clip")
@@ -184,16 +225,28 @@ def _too_many(word: str, places: Sequence[str], arguments: argparse.Namespace) -
     if given:
         names = ", ".join(f"{name} {value}" for name, value in given.items())
         fault = f"{word!r}: is one argument too many after {names}"
-        return Mistake(fault, (word,), (), "Omit it, or write name=value.")
-    remedy = "Write name=value, for example optim.epochs=8."
+        return Mistake(fault, (word,), (), "Omit it, or use name=value.")
+    remedy = "Use name=value, for example optim.epochs=8."
     return Mistake(f"{word!r} is not a setting", (word,), remedy=remedy)
 
 
-def missing_value(error: ConfigError, kept: Sequence[str]) -> Mistake:
-    """Describe a missing argument. If an option is missing, suggest it for a value that is given without it.
+def unquoted(texts: Sequence[str]) -> list[Mistake]:
+    """Return the mistake if three or more queries have one ASCII word each, since one query lacks its quotes then."""
+    if len(texts) < 3 or not all(text.isascii() and len(text.split()) == 1 for text in texts):
+        return []
+    whole = " ".join(texts)
+    return [
+        Mistake(
+            f"{len(texts)} queries of one word each", tuple(texts), (whole,), "For one query, put the text in quotes."
+        )
+    ]
 
-    This is the only value, or the last one if it has the option's type: `ctvr serve clip4clip` lacks `--model`, and so
-    does `ctvr search 'a red box' clip4clip`.
+
+def missing_value(error: ConfigError, kept: Sequence[str]) -> Mistake:
+    """Describe a missing argument. If an option is missing, suggest it for a value that is given without the option.
+
+    That value is the only argument, or the last one if it has the type of the option. For example, `--model` is missing
+    in `ctvr serve clip4clip` and in `ctvr search 'a red box' clip4clip`.
     """
     option = error.settings[0]
     last = kept[-1] if kept and not kept[-1].startswith("-") else ""
@@ -219,7 +272,7 @@ def surplus(word: str, words: Sequence[str], parser: argparse.ArgumentParser) ->
 
 
 def usage(parser: argparse.ArgumentParser) -> str:
-    """Return the required part of a command: its name, its arguments, its required options."""
+    """Return the required part of a command line: the command, its arguments and its required options."""
     needed = [action for action in parser._actions if action.required or not action.option_strings]
     shown = []
     for action in needed:

@@ -1,4 +1,4 @@
-"""Command `ctvr reproduce`, which runs a paper's table by its number as `ctvr sweep --preset TABLE`."""
+"""Command `ctvr reproduce`, which runs the table preset of a paper's table or figure by its number."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ def add_reproduce(commands: Any) -> None:
     parser = commands.add_parser(
         "reproduce",
         help="reproduce a table or figure of a paper, or list them all",
-        description="`ctvr reproduce tempme/table2` runs the command that --list prints for this item.",
+        description="Searches and reruns the rows of a paper's table or figure, as `ctvr sweep` does for one method.",
     )
     parser.add_argument(
         "item",
         nargs="?",
         metavar="PAPER/ITEM",
-        help="table or figure, e.g. tempme/table2; or claims, those of all papers",
+        help="table or figure, e.g. tempme/table2, or `claims` for the claims of all papers",
     )
     parser.add_argument(
-        "--list", action="store_true", help="list all tables and figures with their commands, or the reason for none"
+        "--list",
+        action="store_true",
+        help="list all tables and figures, each with its command or the reason why it lacks one",
     )
     parser.add_argument("--plan", action="store_true", help="print what the item requires and what is available")
     parser.add_argument("--stream", metavar="NAME", help="stream, a name of `ctvr streams` (default: the table's)")
@@ -56,7 +58,7 @@ def _reproduce(arguments: argparse.Namespace) -> str:
 
     is_claims = arguments.item == CLAIMS.item
     if arguments.only and not is_claims:
-        raise ConfigError(f"--only {arguments.only}: applies to claims only. Write: ctvr reproduce claims --only NAME")
+        raise ConfigError(f"--only {arguments.only}: applies to claims only. Run: ctvr reproduce claims --only NAME")
     if arguments.list:
         if is_claims:
             from ctvr.orchestrator.tables.claims_text import list_text
@@ -66,16 +68,18 @@ def _reproduce(arguments: argparse.Namespace) -> str:
             raise ConfigError("--list lists all items", "reproduce", remedy=f"Omit {arguments.item}.")
         return text()
     if not arguments.item:
-        raise ConfigError("name an item, e.g. tempme/table2", "reproduce", remedy="All: ctvr reproduce --list.")
+        raise ConfigError(
+            "the item is missing, e.g. tempme/table2", "reproduce", remedy="Run ctvr reproduce --list for all items."
+        )
     if arguments.preset:
         raise ConfigError("the item determines the preset", f"--preset {arguments.preset}", remedy="Omit it.")
     item = find(arguments.item)
     if is_claims and arguments.trials:
         raise ConfigError("the rows of claims are not searched", f"--trials {arguments.trials}", remedy="Omit it.")
     if is_claims and arguments.task_orders != 1:
-        raise ConfigError(f"--task-orders {arguments.task_orders}: claims are compared over seeds. Write --seeds N.")
+        raise ConfigError(f"--task-orders {arguments.task_orders}: claims are compared over seeds. Use --seeds N.")
     if is_claims and arguments.rows:
-        raise ConfigError("the claims determine the rows", f"--rows {arguments.rows}", remedy="Write --only CLAIM.")
+        raise ConfigError("the claims determine the rows", f"--rows {arguments.rows}", remedy="Use --only CLAIM.")
     overrides = settings_of(arguments)
     arguments.preset, arguments.direction = item.preset, item.direction
     search = {} if arguments.trials is None else {"trials": arguments.trials}

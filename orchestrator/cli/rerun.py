@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctvr.orchestrator.cli.options import (
     add_direction,
+    add_doubles,
     add_execution_options,
     add_task_orders,
     add_verbose,
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 def add_rerun(commands: Any) -> None:
     parser = commands.add_parser("rerun", help="rerun the best trials of a sweep over new seeds, and tabulate")
     parser.add_argument("name", nargs="?", metavar="NAME", help="sweep to rerun")
-    parser.add_argument("--sweep", metavar="NAME", help="the same as NAME")
+    add_doubles(parser, "sweep")
     parser.add_argument(
         "--top", type=int, default=1, metavar="N", help="number of best trials to rerun (default: %(default)s)"
     )
@@ -48,24 +49,26 @@ def swept(arguments: argparse.Namespace) -> str:
         ConfigError: if two sweeps are named.
     """
     if arguments.name and arguments.sweep not in (None, arguments.name):
-        raise ConfigError(f"{arguments.name} and --sweep {arguments.sweep} are two names", "rerun", remedy="Give one.")
+        raise ConfigError(
+            f"{arguments.name} and --sweep {arguments.sweep} are two names", "rerun", remedy="Use one of them."
+        )
     return arguments.name or arguments.sweep or ""
 
 
 def with_page(text: str, name: str, execution: ExecutionConfig) -> str:
-    """Write the report of a finished sweep or rerun; return its text, followed by the path of the report."""
+    """Write the report of a finished sweep or rerun; return `text` with a line that has the path of the report."""
     from ctvr.orchestrator.jobs.report import open_line
 
     try:
         return f"{text}\n{open_line(name, execution)}"
     except (CtvrError, OSError, KeyboardInterrupt) as error:  # the sweep itself is complete
         reason = os_error_text(error) if isinstance(error, OSError) else str(error) or "stopped"
-        return f"{text}\npage: was not written ({reason}). Write it: ctvr report {name}"
+        return f"{text}\npage: was not written ({reason}). To write it, run: ctvr report {name}"
 
 
 def _rerun(arguments: argparse.Namespace) -> str:
     if not (sweep := swept(arguments)):
-        raise ConfigError("the name of the sweep is missing", "rerun", remedy="Write: ctvr rerun NAME")
+        raise ConfigError("the name of the sweep is missing", "rerun", remedy="Usage: ctvr rerun NAME")
     execution = get_existing_runs(arguments, fills_store=True)
     execution.existing_tracker().require_sweep(sweep)  # before torch and Ray are imported
     from ctvr.orchestrator.sweeps.rerun import rerun

@@ -1,13 +1,15 @@
-"""Commands `ctvr table`, `rebuild`, `methods`, `ui`, `doctor`, `explain` and `sync`."""
+"""Commands `ctvr table`, `ctvr ui` and `ctvr doctor`."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 from typing import Any
 
 from ctvr.orchestrator.cli.options import (
     add_direction,
+    add_doubles,
     add_execution_options,
     get_direction,
     get_execution,
@@ -15,7 +17,7 @@ from ctvr.orchestrator.cli.options import (
 )
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.interpreter import child_environment
+from ctvr.orchestrator.interpreter import child_environment, run_module
 
 
 def add_table(commands: Any) -> None:
@@ -23,23 +25,24 @@ def add_table(commands: Any) -> None:
         "table", help="write the table of finished runs: Markdown, LaTeX, CSV; with --figures also figures"
     )
     parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="sweep, rerun (NAME-final-...), stream or streams to show"
-    )
-    parser.add_argument("--sweep", metavar="NAME", help="sweep whose runs are shown (a rerun is NAME-final-...)")
-    parser.add_argument(
-        "--stream",
+        "name",
+        nargs="?",
         metavar="NAME",
-        help="stream whose complete runs are shown, without trials; several (NAME,NAME): also a figure of their means",
+        help="sweep or rerun (NAME-final-...) whose runs are shown, or a stream whose complete runs are shown, without "
+        "trials; several streams (NAME,NAME) add a figure of their means",
     )
+    add_doubles(parser, "sweep", "stream")
     parser.add_argument(
         "--split",
         choices=("test", "val"),
         default="",
-        help="videos of the shown metrics (default: test, if runs have them)",
+        help="split of the videos on which the shown metrics were measured (default: test, if runs have such metrics)",
     )
     parser.add_argument("--figures", action="store_true", help="draw the figures too, as PNG and PDF")
     parser.add_argument(
-        "--pairs", action="store_true", help="also print R@1 of each row minus each other, with simultaneous intervals"
+        "--pairs",
+        action="store_true",
+        help="also print the differences in R@1 of all pairs of rows, with simultaneous intervals",
     )
     add_direction(parser)
     add_execution_options(parser, folders=("runs",))
@@ -49,9 +52,9 @@ def add_table(commands: Any) -> None:
 def _table(arguments: argparse.Namespace) -> str:
     name, sweep, stream = arguments.name, arguments.sweep, arguments.stream
     if not (name or sweep or stream):
-        raise ConfigError("table: give the name of a sweep or a stream. Write for example: ctvr table shapes-5")
+        raise ConfigError("table: the name of a sweep or a stream is missing. Run, for example: ctvr table shapes-5")
     if name and (sweep or stream):
-        raise ConfigError(f"{name} and {sweep or stream} are two names", "table", remedy="Give one.")
+        raise ConfigError(f"{name} and {sweep or stream} are two names", "table", remedy="Use one of them.")
     execution = get_existing_runs(arguments)
     from ctvr.orchestrator.sweeps.table import table
 
@@ -61,76 +64,15 @@ def _table(arguments: argparse.Namespace) -> str:
     return table(execution, sweep, stream, direction, arguments.split, **more)
 
 
-def add_rebuild(commands: Any) -> None:
-    parser = commands.add_parser(
-        "rebuild",
-        help="rebuild lost records of MLflow from the runs folder and the commits",
-        description="Restores every run with its settings, tags, metrics and JSON files; models are loaded from "
-        "commits. Run ids and start times are new. Records that are still in MLflow are kept.",
-    )
-    add_execution_options(parser, folders=("runs", "store"))
-    parser.set_defaults(run=_rebuild)
-
-
-def _rebuild(arguments: argparse.Namespace) -> str:
-    from ctvr.orchestrator.jobs.rebuild_tracking import rebuild
-
-    execution = get_execution(arguments)
-    if execution.store:
-        execution.require_store()
-    return rebuild(execution)
-
-
-def add_methods(commands: Any) -> None:
-    parser = commands.add_parser("methods", help="list the methods, or one method's settings and presets")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="method whose settings are shown")
-    parser.add_argument(
-        "--preset", metavar="PRESET", help="preset whose changes to the recommended settings are shown, with sources"
-    )
-    parser.add_argument(
-        "--verified", action="store_true", help="show the comparisons with the authors' code, and their tests"
-    )
-    parser.add_argument(
-        "--cost", action="store_true", help="show multiply-adds and parameters next to the papers' figures"
-    )
-    parser.add_argument(
-        "--tasks", type=int, metavar="N", help="with --cost, show instead the storage of growing methods after N tasks"
-    )
-    parser.set_defaults(run=_methods)
-
-
-def _methods(arguments: argparse.Namespace) -> str:
-    from ctvr.orchestrator.catalog.methods import methods_text
-
-    if arguments.verified:
-        from ctvr.orchestrator.tables.verified import text
-
-        return text()
-    if arguments.cost and (arguments.name or arguments.preset):
-        raise ConfigError("--cost shows all methods", "methods", remedy="Omit the name and --preset.")
-    if arguments.tasks is not None and not arguments.cost:
-        raise ConfigError("--tasks requires --cost", "methods", remedy="Write ctvr methods --cost --tasks 100.")
-    if not (arguments.name or arguments.cost or arguments.preset):
-        return methods_text()
-    from ctvr.orchestrator.sweeps import search_spaces as catalogue
-
-    if arguments.cost:
-        return catalogue.cost_text(arguments.tasks)
-    if arguments.preset and not arguments.name:
-        raise ConfigError("--preset requires a method", "methods", remedy="Write ctvr methods NAME --preset PRESET.")
-    if arguments.preset:
-        return catalogue.preset_text(arguments.name, arguments.preset)
-    return catalogue.method_text(arguments.name)
-
-
 def add_ui(commands: Any) -> None:
     parser = commands.add_parser("ui", help="serve MLflow's web interface on this machine")
     parser.add_argument(
-        "--host", default="127.0.0.1", metavar="HOST", help="address to listen on (default: %(default)s)"
+        "--host", default="127.0.0.1", metavar="HOST", help="loopback address to listen on (default: %(default)s)"
     )
     parser.add_argument(
         "--port", type=int, default=5000, metavar="PORT", help="port to listen on (default: %(default)s)"
     )
+    parser.add_argument("--open", action="store_true", help="open the newest stream's page in a browser")
     add_execution_options(parser, folders=("runs",))
     parser.set_defaults(run=_ui)
 
@@ -140,19 +82,22 @@ def _ui(arguments: argparse.Namespace) -> str:
     from ctvr.orchestrator.tracking.tracker import Tracker, create_store
 
     if not 0 < arguments.port < 65536:
-        raise ConfigError("is not a port", f"--port {arguments.port}", remedy="Give a number from 1 to 65535.")
+        raise ConfigError("is not a port", f"--port {arguments.port}", remedy="Use a number from 1 to 65535.")
     require_records(arguments.runs)
     uri = default_uri(arguments.runs)
     command = ui_command(uri, arguments.host, arguments.port)
     create_store(uri, arguments.runs)
     tracker = Tracker(uri, arguments.runs)
     tracker.artifacts.require_all()
-    server = f"http://{arguments.host}:{arguments.port}/"
-    page = "#/experiments?workflowType=machine_learning"  # else MLflow opens its pages for language models
-    say(f"MLflow: {server}{page} (stop it with Ctrl-C)")
-    for stream, page in tracker.pages():
-        say(f"  {stream}: {server}{page}")
-    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # its seven processes are not needed
+    every = (
+        "all streams",
+        "#/experiments?workflowType=machine_learning",
+    )  # otherwise MLflow opens pages for language models
+    words = [word for page in (*tracker.pages(), every) for word in page]
+    say("MLflow is starting")
+    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # the seven processes for jobs are not needed
+    where = (str(os.getpid()), arguments.host, str(arguments.port), "open" if arguments.open else "")
+    subprocess.Popen(run_module("ctvr.orchestrator.tracking.ui_ready", *where, *words), env=child_environment())
     # This process becomes the server, so that a signal to it stops the server
     os.execve(command[0], command, child_environment())
 
@@ -163,7 +108,7 @@ def add_doctor(commands: Any) -> None:
     parser.add_argument(
         "--gpu",
         action="store_true",
-        help="measure steps, store and decoding for about a minute instead, and report what limits training here",
+        help="measure steps, store and decoding for about a minute instead, and report the bottleneck of training",
     )
     add_execution_options(parser)
     parser.set_defaults(run=_doctor)
@@ -185,59 +130,3 @@ def _doctor(arguments: argparse.Namespace) -> str:
         count = len(blocking(found))
         raise ConfigError(f"{count} problem{'s' * (count > 1)}\n{text}", "doctor")
     return text
-
-
-def add_explain(commands: Any) -> None:
-    parser = commands.add_parser(
-        "explain",
-        help="explain a run, the differences of two, or the origin of a number in a table",
-        description="`ctvr explain RUN`, `ctvr explain RUN RUN`, or `ctvr explain TABLE ROW COLUMN`, for example "
-        "`ctvr explain shapes-5 clip4clip R@1`.",
-    )
-    parser.add_argument(
-        "key", metavar="KEY", help="name or id of a run, a method (its newest run), or the first characters of a key"
-    )
-    parser.add_argument("other", nargs="?", metavar="KEY", help="second run or key to compare with")
-    parser.add_argument(
-        "column", nargs="?", metavar="COLUMN", help="with TABLE ROW COLUMN: number of a table whose origin is shown"
-    )
-    add_execution_options(parser, folders=("runs", "store"))
-    parser.set_defaults(run=_explain)
-
-
-def _explain(arguments: argparse.Namespace) -> str:
-    execution = get_existing_runs(arguments)
-    from ctvr.orchestrator.jobs.explain import compare, explain
-
-    store, tracker = execution.existing_store(), execution.existing_tracker()
-    if arguments.column:
-        from ctvr.orchestrator.jobs.explain_cell import explain_cell
-
-        return explain_cell(arguments.key, arguments.other, arguments.column, execution)
-    if arguments.other:
-        return compare(arguments.key, arguments.other, store, tracker)
-    return explain(arguments.key, store, tracker)
-
-
-def add_sync(commands: Any) -> None:
-    parser = commands.add_parser("sync", help="send waiting records to MLflow")
-    add_execution_options(parser, folders=("runs",))
-    parser.set_defaults(run=_sync)
-
-
-def _sync(arguments: argparse.Namespace) -> str:
-    from ctvr.orchestrator.tracking.server import default_uri
-    from ctvr.orchestrator.tracking.tracker import WRITTEN, Tracker, create_store
-
-    if not any((arguments.runs / name).exists() for name in WRITTEN):
-        raise ConfigError("has no runs", f"--runs {arguments.runs}", remedy="Give the folder of earlier runs.")
-    uri = default_uri(arguments.runs)
-    if uri.startswith("sqlite:"):  # its addresses follow a moved folder
-        create_store(uri, arguments.runs)
-    tracker = Tracker(uri, arguments.runs)
-    sent, left = tracker.flush()
-    if left:
-        raise ConfigError(f"sync: {sent} records sent, {left} still wait: {tracker.waits_because}. Try again later.")
-    aside = tracker.set_aside
-    odd = f"; {aside} can never be accepted and are kept in {tracker.outbox.folder}/*-refused.jsonl" if aside else ""
-    return f"{max(sent - aside, 0)} records sent, none left{odd}"

@@ -7,7 +7,15 @@ import gc
 from typing import Any
 
 from ctvr.orchestrator.cli.mistakes import missing_name
-from ctvr.orchestrator.cli.options import add_execution_options, add_settings, get_execution, settings_of, split_commas
+from ctvr.orchestrator.cli.options import (
+    SMOKE,
+    add_doubles,
+    add_execution_options,
+    add_settings,
+    get_execution,
+    settings_of,
+    split_commas,
+)
 from ctvr.orchestrator.interpreter import gc_disabled
 
 
@@ -15,10 +23,10 @@ def add_run(commands: Any) -> None:
     parser = commands.add_parser(
         "run",
         help="train one method over one stream in this process",
-        description="`ctvr run clip4clip shapes-5 optim.epochs=2` trains CLIP4Clip for 2 epochs a task.",
+        description="`ctvr run clip4clip shapes-5 optim.epochs=2` trains CLIP4Clip for 2 epochs a task. "
+        "STREAM is a name or a manifest file.",
     )
-    parser.add_argument("--method", metavar="NAME", help="method, a name of `ctvr methods`")
-    parser.add_argument("--stream", metavar="NAME", help="stream, a name of `ctvr streams` or a manifest file")
+    add_doubles(parser, "method", "stream")
     parser.add_argument("--fresh", action="store_true", help="train again, even if the run is finished")
     parser.add_argument("--keep-model", action="store_true", help="upload the trained model to MLflow")
     parser.add_argument("--smoke", action="store_true", help="quick check: 1 epoch per task")
@@ -37,7 +45,7 @@ def _run(arguments: argparse.Namespace) -> str:
     check_method(arguments.method)
     execution = get_execution(arguments)
     execution.check()
-    smoke = {"optim.epochs": "1"} if arguments.smoke else {}
+    smoke = SMOKE if arguments.smoke else {}
     settings = {"method": arguments.method, "stream": arguments.stream, **smoke, **given}
     presets = split_commas(arguments.preset)
     if not (arguments.fresh or arguments.keep_model):
@@ -47,6 +55,6 @@ def _run(arguments: argparse.Namespace) -> str:
             return text
     with gc_disabled():
         from ctvr.orchestrator.jobs.run import run  # imports torch
-    gc.freeze()  # packages are never garbage, so no later collection searches them
+    gc.freeze()  # imported packages are never garbage, so later collections need not search them
 
     return run(settings, presets, execution, arguments.fresh, arguments.keep_model)

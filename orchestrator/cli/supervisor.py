@@ -1,13 +1,13 @@
 """Supervision of a sweep's driver: a parent process without Ray restarts the driver after a crash.
 
-Ray can kill its process past any `except`: the core worker when the raylet or GCS is lost, the kernel when memory
-runs out. So `ctvr sweep`, `rerun` and `reproduce` run as a child process (`python -m ctvr` with CTVR_SUPERVISED set).
-The parent restarts it with --resume as long as restarts finish tasks, and prints one line for every event. It waits
-for a full disk or an unreachable store.
+A process that uses Ray can be killed without a Python exception: by Ray's core worker if the raylet or GCS is lost, or
+by the kernel if memory runs out. So `ctvr sweep`, `rerun` and `reproduce` run as a child process (`python -m ctvr` with
+CTVR_SUPERVISED set). The parent restarts it with --resume as long as restarts finish tasks, and prints one line for
+every event. If a disk is full or a store is unreachable, the parent waits before it restarts the child.
 
-Output of the child's libraries on file descriptor 2 (state dumps, C++ lines, tracebacks) goes to a file, its own lines
-to the terminal; `--verbose` shows everything. Signals are forwarded, so that Ctrl-C, `ctvr attach --stop` and Slurm's
-time limit stop a sweep cleanly. A killed parent takes its child with it.
+Output of the child's libraries on file descriptor 2 (state dumps, C++ lines, tracebacks) goes to a file, and the
+child's own lines to the terminal; `--verbose` shows everything. Signals are forwarded, so that Ctrl-C, `ctvr runs
+attach --stop` and Slurm's time limit stop a sweep cleanly. If the parent is killed, the child dies, too.
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ class SupervisedCommand:
     """A supervised command.
 
     Attributes:
-        words: the command's arguments.
+        words: the command and its arguments.
         runs: the runs folder.
-        store: the store of its commits, if the user gave one.
+        store: the store of the commits, if the user gave one.
         name: the sweep's name; empty until it is known.
         deadline: the end of --budget-hours, by `time.monotonic`.
         trust: the --trust options of the classes that the user named.
+        attempts: the number of finished attempts.
+        stopped: whether a signal stopped the command.
     """
 
     words: list[str]
@@ -86,7 +88,7 @@ class SupervisedCommand:
     def command(self) -> list[str]:
         """Return the command line of the next attempt."""
         words = self.resume_argv if self.attempts else self.words
-        if self.attempts and self.deadline is not None:  # argparse takes the last one
+        if self.attempts and self.deadline is not None:  # argparse uses the last value
             words = [*words, "--budget-hours", f"{max(self.deadline - time.monotonic(), 1) / 3600:.6f}"]
         return run_module("ctvr", *words)
 
@@ -95,9 +97,12 @@ class SupervisedCommand:
 class DriverExit:
     """The end of one attempt of the driver.
 
-    `reported_status` is the exit status that the driver wrote, None if it wrote none. `why` is for the user.
-        `is_unavailable`: a store, disk or server did not respond but may later. `is_final`: another attempt would fail,
-            too.
+    Attributes:
+        status: the exit status for the user.
+        reported_status: the exit status that the driver wrote; None without one.
+        why: the reason, for the user.
+        is_unavailable: whether a store, disk or server did not respond but may respond later.
+        is_final: whether another attempt would fail, too.
     """
 
     status: int
@@ -115,12 +120,12 @@ def supervise(job: SupervisedCommand, verbose: bool = False) -> int:
     fruitless, commits = 0, _commits(job)
     while True:
         with tempfile.TemporaryDirectory(prefix="ctvr-") as folder:
-            end = _live(job, Path(folder), verbose)
+            end = _run_attempt(job, Path(folder), verbose)
             job.attempts += 1
             if end.reported_status is not None:
                 return end.status
             if job.stopped:
-                say(f"ctvr: {job.what} was stopped; its finished tasks are kept. Resume with: {_said(job)}")
+                say(f"ctvr: {job.what} was stopped; its finished tasks are kept. Resume with: {_resume_command(job)}")
                 return STOPPED
             if end.is_unavailable and not job.can_resume:
                 say(f"ctvr: {end.why}")
@@ -133,12 +138,14 @@ def supervise(job: SupervisedCommand, verbose: bool = False) -> int:
         if end.is_final or fruitless == MAX_ATTEMPTS_WITHOUT_PROGRESS or job.attempts == MAX_ATTEMPTS or is_late:
             many = "its time limit has passed" if is_late else f"{fruitless or job.attempts} attempts in a row ended so"
             many = "the next attempt would end the same way" if end.is_final else many
-            say(f"ctvr: {line}. Not restarted: {many}. Log: {log}. Resume with: {_said(job)}")
+            say(f"ctvr: {line}. Not restarted: {many}. Log: {log}. Resume with: {_resume_command(job)}")
             return end.status
         if end.is_unavailable:
             say(f"{line}; waiting up to {AWAY_SECONDS / 60:.0f} min for it", with_time=True)
             if not _comes_back(job):
-                say(f"ctvr: {job.what}: still unavailable. Finished tasks are kept. Resume with: {_said(job)}")
+                say(
+                    f"ctvr: {job.what}: still unavailable. Finished tasks are kept. Resume with: {_resume_command(job)}"
+                )
                 return end.status
             say(f"{job.what}: restarting", with_time=True)
             continue
@@ -161,13 +168,13 @@ def _comes_back(job: SupervisedCommand) -> bool:
     return False
 
 
-def _live(job: SupervisedCommand, folder: Path, verbose: bool) -> DriverExit:
+def _run_attempt(job: SupervisedCommand, folder: Path, verbose: bool) -> DriverExit:
     """Run one attempt of the driver, and end all processes that it left running."""
     token = secrets.token_hex(16)
     terminal = 2 if verbose else os.dup(2)
     state = {"folder": str(folder), "parent": os.getpid(), "stderr": terminal, "lives": job.attempts}
     environment = {**child_environment(), CHILD: json.dumps(state), TOKEN: token}
-    with (folder / "log").open("wb") as log, _signals(job) as waiting:
+    with (folder / "log").open("wb") as log, _forward_signals(job) as waiting:
         kept = [] if verbose else [terminal]
         process = subprocess.Popen(  # in a new session: it receives Ctrl-C once, forwarded by this process
             job.command(), env=environment, stderr=None if verbose else log, pass_fds=kept, start_new_session=True
@@ -181,11 +188,11 @@ def _live(job: SupervisedCommand, folder: Path, verbose: bool) -> DriverExit:
     end_leftovers(token)
     with contextlib.suppress(OSError):
         job.name = (folder / "name").read_text(encoding="utf-8")
-    return _end_of(status, folder)
+    return _read_exit(status, folder)
 
 
 @contextlib.contextmanager
-def _signals(job: SupervisedCommand) -> Iterator[list[subprocess.Popen[bytes]]]:
+def _forward_signals(job: SupervisedCommand) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Forward signals to the processes in the yielded list."""
     waiting: list[subprocess.Popen[bytes]] = []
 
@@ -195,7 +202,7 @@ def _signals(job: SupervisedCommand) -> Iterator[list[subprocess.Popen[bytes]]]:
             process.send_signal(number)
 
     before = {}
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
             before[number] = signal.signal(number, hand_on)
     try:
@@ -205,8 +212,8 @@ def _signals(job: SupervisedCommand) -> Iterator[list[subprocess.Popen[bytes]]]:
             signal.signal(number, handler)
 
 
-def _end_of(status: int, folder: Path) -> DriverExit:
-    """Return the `DriverExit` for a driver's exit status."""
+def _read_exit(status: int, folder: Path) -> DriverExit:
+    """Return the `DriverExit` for a process's exit status and the report in `folder`."""
     reported, fault, is_final = None, "", False
     with contextlib.suppress(OSError, ValueError):
         reported, fault, is_unavailable, is_final = json.loads((folder / "end").read_text(encoding="utf-8")).values()
@@ -222,7 +229,7 @@ def _end_of(status: int, folder: Path) -> DriverExit:
 
 
 def _commits(job: SupervisedCommand) -> set[str]:
-    """Return the names of the finished tasks in the store; empty if it does not respond."""
+    """Return the names of the finished tasks in the store; empty if the store does not respond."""
     from ctvr.orchestrator.sweeps.committed_tasks import list_committed_tasks
 
     try:
@@ -233,7 +240,10 @@ def _commits(job: SupervisedCommand) -> set[str]:
 
 
 def _keep_log(job: SupervisedCommand, log: Path) -> Path:
-    """Copy the redacted log of a dead driver to the runs folder; return its path."""
+    """Copy the log of a dead driver to the runs folder and redact secrets in the copy; return the path of the copy.
+
+    If the copy cannot be written, return the path of the original log, which is not redacted.
+    """
     kept = job.runs / "drivers" / f"{job.name or 'unnamed'}.log"
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -244,7 +254,7 @@ def _keep_log(job: SupervisedCommand, log: Path) -> Path:
     return kept
 
 
-def _said(job: SupervisedCommand) -> str:
+def _resume_command(job: SupervisedCommand) -> str:
     return shlex.join(["ctvr", *job.resume_argv])
 
 
@@ -256,7 +266,7 @@ _former = 0  # in the child: earlier attempts
 
 
 def init_child() -> None:
-    """Redirect descriptor 2 of a supervised child to the log, except our own lines. No-op in other processes."""
+    """Write our lines of a supervised child to the terminal, although descriptor 2 is its log; otherwise do nothing."""
     global _life, _former
     text = os.environ.pop(CHILD, "")
     if not text:
@@ -286,7 +296,7 @@ def report_name(name: str) -> None:
 
 
 def report_exit(status: int, fault: str = "", is_unavailable: bool = False, is_final: bool = False) -> None:
-    """Report the exit status, or the `fault` that was raised; the flags are as in `DriverExit`."""
+    """Report the exit status, or the error `fault`, to the parent; the flags are described in `DriverExit`."""
     end = {"status": None if fault else status, "fault": fault, "is_unavailable": is_unavailable, "is_final": is_final}
     _tell("end", json.dumps(end))
 
@@ -298,7 +308,7 @@ def _tell(what: str, text: str) -> None:
 
 
 def _set_parent_death_signal(parent: int) -> None:
-    """Die with the parent (PR_SET_PDEATHSIG): an unsupervised driver must not outlive a killed supervisor."""
+    """Let the kernel kill this process when the parent dies, because a driver must not run without a supervisor."""
     import ctypes
 
     with contextlib.suppress(OSError, AttributeError):  # not Linux

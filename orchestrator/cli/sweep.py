@@ -9,7 +9,9 @@ from typing import Any
 
 from ctvr.orchestrator.cli import supervisor
 from ctvr.orchestrator.cli.options import (
+    SMOKE,
     add_direction,
+    add_doubles,
     add_execution_options,
     add_settings,
     add_sweep_name,
@@ -32,7 +34,7 @@ from ctvr.orchestrator.sweeps.trust import trust_options
 
 MAIN_JOB = {"method": "framefusion_moe", "stream": "worlds-quick"}
 _KEPT_BY_PLAN = ("task_orders", "workers", "cpus_per_worker", "gpus_per_trial", "accelerator_type")
-# Chance, and rows that separate what replay keeps from what it costs
+# Chance, and rows that separate the benefit of replay from its cost
 BASELINES = "zero_shot:chance,zero_shot,clip4clip,clip4clip@er_ring,er_ring:share-5,er_ring,upper_bound:only-final"
 
 
@@ -40,88 +42,85 @@ def add_sweep(commands: Any) -> None:
     parser = commands.add_parser(
         "sweep",
         help="search a method's settings, rerun the best over seeds and tabulate; or run a whole table",
-        description="Every argument has a default: without any, FrameFusionMoE is searched on the embedded stream. "
-        "--preset with the name of a table (ctvr-table1, bmu-table2, ..., or a .json file) runs all its rows.",
+        description=f"Without arguments, {MAIN_JOB['method']} is searched on {MAIN_JOB['stream']}. "
+        "TABLE, the name of a table (ctvr-table1, bmu-table2, ..., or a .json file), runs all its rows.",
     )
-    parser.add_argument(
-        "--method", metavar="NAME", help=f"method, a name of `ctvr methods` (default: {MAIN_JOB['method']})"
-    )
-    parser.add_argument(
-        "--stream",
-        metavar="NAME",
-        help=f"stream, a name of `ctvr streams` (default: {MAIN_JOB['stream']}, or the table's)",
-    )
+    add_doubles(parser, "method", "stream")
     add_sweep_name(parser, "METHOD-STREAM-TIME")
     parser.add_argument("--resume", metavar="NAME", help="name of the interrupted sweep or table to resume")
-    parser.add_argument(
+    search = parser.add_argument_group("what to search")
+    search.add_argument(
         "--trials",
         type=int,
         metavar="N",
         help="number of search trials, for each row of a table; a table may have 0 (default: 8)",
     )
-    parser.add_argument(
+    search.add_argument(
         "--searcher",
         metavar="NAME",
         help="search algorithm: tpe, grouped_tpe, random, grid or an installed package's (default: tpe; grouped_tpe "
         "from 16 trials on)",
     )
-    parser.add_argument(
+    search.add_argument(
         "--objectives",
         metavar="NAMES",
         help=f"several objectives, for a Pareto front, comma-separated: {', '.join(OBJECTIVES)} (default: one metric)",
     )
-    parser.add_argument("--scheduler", metavar="NAME", help="trial scheduler: halving or none (default: halving)")
-    parser.add_argument(
+    others = "halving or none; or, with timing-dependent results, asha, hyperband, median_stopping, bohb or a package's"
+    search.add_argument("--scheduler", metavar="NAME", help=f"trial scheduler: {others} (default: halving)")
+    search.add_argument(
         "--confirm",
         type=int,
         metavar="N",
         help="number of best trials compared with the recommended settings on validation videos (default: 2)",
     )
-    parser.add_argument(
+    search.add_argument(
         "--space",
         action="append",
         default=[],
         metavar="name=v1,v2",
-        help="values to search, all else as recommended; all combinations if the trials suffice; may be repeated. "
-        "'name=v1,v2 where other=w' searches it where the other setting has that value",
+        help="values to search, with recommended values of all other settings; all combinations are run if there are "
+        "enough trials; may be repeated. 'name=v1,v2 where other=w' searches name only if the other setting is w",
     )
-    parser.add_argument(
+    search.add_argument(
         "--space-add",
         action="append",
         default=[],
         metavar="name=v1,v2",
         help="values to search, together with the method's own search space; may be repeated",
     )
-    parser.add_argument(
+    search.add_argument(
         "--vary",
         action="append",
         default=[],
         metavar="name=v1,v2",
-        help="values of a setting to run, all else as recommended, with a plot of R@1; may be repeated",
+        help="values of a setting to run without a search, with recommended values of all other settings and a plot of "
+        "R@1; may be repeated",
     )
-    parser.add_argument(
+    rerun = parser.add_argument_group("what to rerun")
+    rerun.add_argument(
         "--top", type=int, default=1, metavar="N", help="number of winners to rerun (default: %(default)s)"
     )
-    parser.add_argument(
+    rerun.add_argument(
         "--seeds", type=int, metavar="N", help="number of seeds of the rerun; 0 skips the rerun (default: 3)"
     )
-    add_task_orders(parser)
-    parser.add_argument(
+    add_task_orders(rerun)
+    rerun.add_argument(
         "--baselines",
         metavar="METHODS",
         help=f"methods to run next to the winner, comma-separated (default: {BASELINES} and the method's controls)",
     )
-    parser.add_argument(
+    rerun.add_argument(
         "--rows", default="", metavar="ROWS", help="rows of the table to run, comma-separated (default: all)"
     )
-    add_direction(parser)
+    add_direction(rerun)
     parser.add_argument(
         "--smoke", action="store_true", help="quick check: 1 trial, 1 epoch, 1 seed, unless you set others"
     )
     parser.add_argument(
         "--expect-sources",
         metavar="DIGEST",
-        help="digest of the sources to run; others are refused (set by cluster/submit.sh)",
+        help="digest that the sources on this machine must have (set by cluster/submit.sh)",
     )
     add_execution_options(parser, resources=True)
     add_verbose(parser)
@@ -131,7 +130,7 @@ def add_sweep(commands: Any) -> None:
 
 
 def is_supervised(arguments: argparse.Namespace) -> bool:
-    """Return whether a command runs trials on Ray; it is then supervised, because Ray can kill the driver."""
+    """Return whether a command runs trials on Ray, so that it needs a supervisor, because Ray can kill the driver."""
     if arguments.command == "reproduce":
         return bool(arguments.item) and not (arguments.list or arguments.plan)
     return arguments.command in ("sweep", "rerun")
@@ -156,7 +155,7 @@ def _sweep(arguments: argparse.Namespace) -> str:
     check_hours(arguments.budget_hours)
     execution = get_execution(arguments)
     if arguments.resume:
-        if others := _not_with_resume(arguments):
+        if others := _list_conflicts(arguments):
             raise ConfigError(
                 f"--resume {arguments.resume}: resumes with the settings of the first command. Omit {others[0]}, or "
                 "start a new sweep."
@@ -174,14 +173,14 @@ def _sweep(arguments: argparse.Namespace) -> str:
         for name, value in (("trials", 1), ("seeds", 1), ("baselines", None if is_table else "zero_shot")):
             if getattr(arguments, name) is None:
                 setattr(arguments, name, value)
-        overrides = {"optim.epochs": "1", **overrides}
+        overrides = {**SMOKE, **overrides}
     search = _search_settings(arguments, overrides)
     if names_table(arguments.preset) or arguments.vary:
         return run_table(arguments, search, overrides)
     return _sweep_method(arguments, search, overrides)
 
 
-def _not_with_resume(arguments: argparse.Namespace) -> list[str]:
+def _list_conflicts(arguments: argparse.Namespace) -> list[str]:
     """Return the given arguments that cannot be combined with --resume."""
     options = "config method stream preset rows trials searcher scheduler objectives confirm space space_add vary seeds"
     names = f"{options} baselines direction".split()
@@ -203,7 +202,7 @@ def _search_settings(arguments: argparse.Namespace, overrides: dict[str, Any]) -
             hint = suggest(unknown[0], OBJECTIVES)
             raise ConfigError(f"{unknown[0]!r} is none of {', '.join(OBJECTIVES)}.{hint}", "--objectives")
         if not words or len(set(words)) < len(words):
-            raise ConfigError(f"--objectives: {arguments.objectives!r} is not a list of names. Write each one once.")
+            raise ConfigError(f"--objectives: {arguments.objectives!r} is not a list of names. Use each name once.")
         metrics, modes = zip(*(OBJECTIVES[word] for word in words))
         search |= {"metric": ",".join(metrics), "mode": ",".join(modes)}
     for word in [word for word in overrides if word.startswith("search.")]:
@@ -262,7 +261,7 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
 
 
 def _start(request: Any, arguments: argparse.Namespace) -> str:
-    """Run a sweep or table, and write its page."""
+    """Run a sweep or table, and write its report."""
     from ctvr.orchestrator.sweeps.session import within_budget
     from ctvr.orchestrator.sweeps.sweep import sweep
 
@@ -273,7 +272,7 @@ def _start(request: Any, arguments: argparse.Namespace) -> str:
 
 
 def _slug(name: str) -> str:
-    """Return the name of a method, stream or table, or a file's, in the form that is used in a sweep's name."""
+    """Return the name of a method, stream, table or file as a valid part of a sweep's name."""
     return nearest_name(name.rpartition("/")[2].removesuffix(".json").replace("@", "-order"))
 
 
@@ -294,7 +293,7 @@ def request_table(arguments: argparse.Namespace, search: dict[str, Any], overrid
     from ctvr.orchestrator.tables.presets import names_table
 
     is_listed = names_table(arguments.preset) or not arguments.vary
-    preset = _listed(arguments, search) if is_listed else _varied(arguments, search, overrides)
+    preset = _load_table(arguments, search) if is_listed else _build_ablation(arguments, search, overrides)
     preset = replace(preset, seeds=preset.seeds if arguments.seeds is None else arguments.seeds)
     check_table(preset.search, preset.seeds, [*overrides, *preset.varies])
     arguments.stream = arguments.stream or preset.stream
@@ -306,8 +305,8 @@ def request_table(arguments: argparse.Namespace, search: dict[str, Any], overrid
     return SweepRequest(name, arguments.stream, preset, overrides, get_direction(arguments), arguments.task_orders)
 
 
-def _listed(arguments: argparse.Namespace, search: dict[str, Any]) -> Any:
-    """Return the table that `arguments.preset` names, or the one whose rows test the papers' claims."""
+def _load_table(arguments: argparse.Namespace, search: dict[str, Any]) -> Any:
+    """Return the table that `arguments.preset` names, or for claims, the table whose rows test the papers' claims."""
     from ctvr.orchestrator.tables.paper_items import CLAIMS
     from ctvr.orchestrator.tables.presets import load_preset
 
@@ -334,14 +333,14 @@ def _listed(arguments: argparse.Namespace, search: dict[str, Any]) -> Any:
     return replace(preset, search={**preset.search, **search})
 
 
-def _varied(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> Any:
+def _build_ablation(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> Any:
     """Return a table without a search: a row for each value of --vary and each baseline."""
     from ctvr.orchestrator.sweeps.preflight import ablation_preset, check_methods, check_settings
 
     if given := [name for name in search if str(search[name]) != "1" or name != "trials"]:  # --smoke sets trials=1
         raise ConfigError("runs each value over seeds, without a search", "--vary", remedy=f"Omit search.{given[0]}.")
     if arguments.space or arguments.space_add or arguments.top != 1 or arguments.rows:
-        raise ConfigError("--vary: determines its rows, without a search. Omit --space, --space-add, --top and --rows.")
+        raise ConfigError("--vary: runs the listed values without a search. Omit --space, --space-add, --top, --rows.")
     method, baselines = arguments.method or MAIN_JOB["method"], split_commas(arguments.baselines or "")
     preset = ablation_preset(method, split_commas(arguments.preset), baselines, arguments.vary)
     check_methods([method, *baselines])

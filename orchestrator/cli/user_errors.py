@@ -1,4 +1,4 @@
-"""An exception of a user's own code: one line with its place, and a file with the whole traceback."""
+"""Reports of exceptions in a user's own code: one line with file and line number, and a file with the traceback."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ SHOW = "CTVR_TRACEBACK"  # environment variable: 1 also prints the traceback
 
 @contextlib.contextmanager
 def named_in_one_line(arguments: Any) -> Iterator[None]:
-    """Report an exception that was raised in the user's code, or in ours called from it, as `UserCodeFailed`.
+    """Context manager that reports exceptions in the user's code, or in our code that it calls, as `UserCodeFailed`.
 
     Raises:
-        UserCodeFailed: for it. Our own errors, and a lack of memory or space, are not changed.
+        UserCodeFailed: for such an exception. Our own errors, and a lack of memory or space, are not changed.
     """
     try:
         yield
@@ -43,7 +43,10 @@ def _line(error: Exception, place: str, kept: str) -> str:
 
 
 def _keep(text: str, arguments: Any) -> str:
-    """Write a traceback to the runs folder, else to the temporary folder; return a sentence with its location."""
+    """Write a traceback to the runs folder or, if this fails, to the temporary folder; return a sentence with its path.
+
+    If `CTVR_TRACEBACK` is set, print the traceback instead.
+    """
     if os.environ.get(SHOW):
         say(text)
         return f"{SHOW} printed the traceback above."

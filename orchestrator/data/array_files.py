@@ -1,9 +1,9 @@
 """Readers of arrays in third-party files: .npy, .npz, .h5, .parquet and .tar.
 
 Every reader compares the sizes that a file declares with the size of the file before it allocates memory. It opens only
-regular files, never unpickles, never extracts to the disk, and reads no other file.
+regular files, does not unpickle, does not extract to the disk, and does not read another file.
 
-Shapes: T vectors per video, d numbers per vector.
+Shapes: T vectors per video, d dimensions of a vector.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import numpy as np
 from ctvr.orchestrator.errors import ConfigError, VideoError
 from ctvr.orchestrator.text_files import MIB, open_regular
 
-CANARIES = "canaries.npz"  # in a folder of features: vectors of the inputs of vectors/canaries.py, not a video
-NAMED = "name.txt"  # in a shard; in third-party shards, .txt alone is a caption
-SPARE, RATIO = 256 * MIB, 64  # bytes that a file may declare: SPARE + RATIO times its own size
+CANARIES = "canaries.npz"  # in a folder of features: vectors of the canary inputs (vectors/canaries.py), not a video
+NAMED = "name.txt"  # extension of a name's file in a shard; in third-party shards, a file .txt is a caption
+SPARE, RATIO = 256 * MIB, 64  # a file may declare SPARE + RATIO times its own size, in bytes
 Arrays = dict[str, np.ndarray]
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
@@ -34,7 +34,7 @@ def load_npy(path: str | Path, mapped: bool = False) -> np.ndarray:
 
     Args:
         path: the file.
-        mapped: memory-map the array read-only instead of reading it.
+        mapped: whether to memory-map the array read-only instead of reading it.
 
     Raises:
         VideoError: if the file is damaged, is not a .npy file, or contains Python objects.
@@ -53,7 +53,7 @@ def load_npy(path: str | Path, mapped: bool = False) -> np.ndarray:
 
 
 def _check_npy(file: IO[bytes], size: int) -> None:
-    """Compare the size that a .npy declares with its `size` in bytes; rewind the file."""
+    """Check that a .npy file of `size` bytes contains the numeric array that its header declares; rewind the file."""
     file.seek(0)
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
@@ -69,7 +69,7 @@ def _check_npy(file: IO[bytes], size: int) -> None:
 
 
 def read_npz(path: Path) -> Arrays | np.ndarray:
-    """Read a .npz file of `np.savez` or `np.savez_compressed`; return a single unnamed array itself."""
+    """Read a .npz file of `np.savez` or `np.savez_compressed` as name -> array; return one unnamed array as it is."""
     found: Arrays = {}
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
@@ -78,10 +78,10 @@ def read_npz(path: Path) -> Arrays | np.ndarray:
             for entry in entries:
                 name = entry.filename.removesuffix(".npy")
                 if name == entry.filename or name in found:
-                    what = "twice" if name in found else "which is not .npy"
+                    what = "twice" if name in found else "which is not a .npy file"
                     raise ValueError(f"it holds {entry.filename[:60]!r}, {what}")
                 if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                    raise ValueError("its compression method is not that of np.savez_compressed")
+                    raise ValueError("its compression method differs from np.savez_compressed")
                 with archive.open(entry) as stream:
                     _check_npy(stream, entry.file_size)
                     found[name] = np.lib.format.read_array(stream, allow_pickle=False)
@@ -93,8 +93,8 @@ def read_npz(path: Path) -> Arrays | np.ndarray:
 def read_h5(path: Path) -> Arrays:
     """Read the numeric datasets of an HDF5 file; compound types and text are skipped.
 
-    If there is one numeric dataset and one list of strings, the list is returned as the names of the rows. External
-    storage, external links and virtual datasets are refused: they would read other files of the user.
+    If there is one numeric dataset and one list of strings, the list is returned, too, as the names of the rows.
+    External storage, external links and virtual datasets are refused, because they would read other files of the user.
     """
     h5py = optional("h5py", path)
     found: Arrays = {}
@@ -116,7 +116,7 @@ def read_h5(path: Path) -> Arrays:
 
 
 def _texts(dataset: Any, size: int) -> np.ndarray:
-    """Read strings in blocks, because many elements may refer to one long string."""
+    """Read strings one by one up to a limit, because many elements may refer to one long string."""
     read: list[str] = []
     left = SPARE + RATIO * size
     for place in range(len(dataset)):
@@ -128,7 +128,7 @@ def _texts(dataset: Any, size: int) -> np.ndarray:
 
 
 def _datasets(h5py: Any, group: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield all datasets under all their hard-link names, each group once; `visititems` yields one name per dataset."""
+    """Yield each dataset under each of its hard-link names (`visititems` yields one name); visit each group once."""
     seen.add(h5py.h5o.get_info(group.id).addr)
     for name in group:
         if isinstance(group.get(name, getlink=True), h5py.HardLink):
@@ -140,7 +140,7 @@ def _datasets(h5py: Any, group: Any, prefix: str, seen: set[int]) -> Iterator[tu
 
 
 def read_tar(path: Path) -> Arrays:
-    """Read the arrays of a WebDataset shard; other files in it are skipped."""
+    """Read the .npy files of a WebDataset shard as name -> array; other files in the shard are skipped."""
     arrays: Arrays = {}
     names: dict[str, str] = {}
     with open_regular(path) as regular, open_tar(regular) as archive:
@@ -151,7 +151,7 @@ def read_tar(path: Path) -> Arrays:
             if not kind:
                 continue
             if not member.isreg() or member.issparse() or member.size > size:
-                raise ValueError(f"{member.name[:60]!r} is not a whole file within it")
+                raise ValueError(f"{member.name[:60]!r} is not a complete regular file in it")
             if key in (arrays if kind == "npy" else names):
                 raise ValueError(f"it holds {member.name[:60]!r} twice")
             stream = archive.extractfile(member)
@@ -194,7 +194,7 @@ def check_tar_end(archive: tarfile.TarFile, file: IO[bytes]) -> None:
     Python silently stops at a damaged header and at the end of the first of two concatenated archives.
 
     Raises:
-        ValueError: if its end is missing, or something else follows.
+        ValueError: if the end of the archive is missing, or other bytes follow.
     """
     file.seek(archive.offset)
     length = 0
@@ -211,8 +211,8 @@ def check_tar_end(archive: tarfile.TarFile, file: IO[bytes]) -> None:
 def _key_of(member: str) -> tuple[str, str]:
     """Split a member's name into its key and its kind; the kind is "" if the member is skipped.
 
-    Unlike in WebDataset, a key does not end at its first dot: "a.1.npy", "a.2.npy" and "a.mp4.npy" get the same keys as
-        in a folder.
+    Unlike in WebDataset, a key does not end at its first dot, so that "a.1.npy", "a.2.npy" and "a.mp4.npy" have the
+    same keys as in a folder: "a.1", "a.2" and "a.mp4".
     """
     hidden = member.rpartition("/")[2].startswith("._")  # macOS adds one for each file
     kind = next((kind for kind in ("npy", NAMED) if member.endswith(f".{kind}")), "")
@@ -220,7 +220,14 @@ def _key_of(member: str) -> tuple[str, str]:
 
 
 def read_parquet(path: Path) -> Arrays:
-    """Read the columns name, features (lists of numbers, or lists of such lists) and, if present, row."""
+    """Read name -> features from the columns name, features (lists of numbers or of such lists) and, optionally, row.
+
+    The vectors of a name are stacked in the order of their rows: (T, d).
+
+    Raises:
+        ConfigError: if a column is missing.
+        ValueError: if a column has another type, or a value is missing or repeated.
+    """
     parquet, types = optional("pyarrow.parquet", path), optional("pyarrow.types", path)
     vectors: dict[str, list[tuple[int, np.ndarray]]] = {}
     number = 0
@@ -243,7 +250,7 @@ def read_parquet(path: Path) -> Arrays:
                     raise ValueError(f"row {number}: {'name' if row is not None else 'row'} is missing (null)")
                 name = str(index if texts is None else texts[index])
                 vectors.setdefault(name, []).append((row, _numbers(features, f"row {number} ({name[:40]!r})")))
-    return {name: _stacked(name, found, len(columns) > 2) for name, found in vectors.items()}
+    return {name: _stack_rows(name, found, len(columns) > 2) for name, found in vectors.items()}
 
 
 def _columns(path: Path, schema: Any, types: Any) -> list[str]:
@@ -273,9 +280,9 @@ def _is_list(kind: Any, types: Any) -> bool:
 
 
 def declared_bytes(metadata: Any, columns: Iterable[str]) -> list[int]:
-    """Return the bytes of the columns of each row group as a footer declares them, at least 8 for each value.
+    """Return the declared bytes of the columns of each row group, counted with at least 8 bytes for each value.
 
-    Repeated values are stored once, but each needs memory.
+    Parquet stores a repeated value once, but each repetition needs memory.
     """
     paths = [metadata.schema.column(place).path.partition(".")[0] for place in range(metadata.num_columns)]
     places, found = [place for place, path in enumerate(paths) if path in columns], []
@@ -286,7 +293,7 @@ def declared_bytes(metadata: Any, columns: Iterable[str]) -> list[int]:
 
 
 def _numbers(cell: Any, where: str) -> np.ndarray:
-    """Read one list of numbers, or a list of such lists of equal length."""
+    """Convert a list of numbers, or a list of such lists of equal length, to an array."""
     values = cell.values
     if values is None or values.null_count:
         raise ValueError(f"{where}: features are missing (null)")
@@ -296,11 +303,11 @@ def _numbers(cell: Any, where: str) -> np.ndarray:
     return np.stack([_numbers(each, where) for each in values])
 
 
-def _stacked(name: str, found: list[tuple[int, np.ndarray]], has_rows: bool) -> np.ndarray:
-    """Stack the vectors of a name in the order of their rows."""
+def _stack_rows(name: str, found: list[tuple[int, np.ndarray]], has_rows: bool) -> np.ndarray:
+    """Stack the vectors of a name in the order of their rows; without a column row, a name has one vector."""
     if not has_rows:
         if len(found) > 1:
-            raise ValueError(f"{name[:60]!r} occurs in {len(found)} lines; number them in a column row")
+            raise ValueError(f"{name[:60]!r} occurs in {len(found)} lines, but a column row is missing")
         return found[0][1]
     rows = [row for row, _ in found]
     if len(set(rows)) < len(rows):
@@ -314,7 +321,7 @@ def check_size(declared: int, size: int) -> None:
     """Check that a file does not need far more memory than its size.
 
     Raises:
-        ValueError: if `declared` bytes are more than SPARE and RATIO times `size`.
+        ValueError: if `declared` is more than SPARE + RATIO * `size` (all in bytes).
     """
     if declared > SPARE + RATIO * size:
         raise ValueError(

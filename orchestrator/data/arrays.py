@@ -1,7 +1,7 @@
 """Named arrays in files of other programs: .npy, .npz, .pt, .h5, .parquet, .tar, .pkl, and folders of them.
 
-No object is unpickled: .npy and .npz files with objects are refused, and a .pkl or .pt is read without executing what
-it names (`pickled_arrays.py`, `torch_arrays.py`).
+Files cannot execute code: .npy and .npz files with Python objects are refused, and .pkl and .pt files are read by
+restricted unpicklers (`pickled_arrays.py`, `torch_arrays.py`).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from ctvr.orchestrator.text_files import open_regular
 FORMS = ("npy", "npz", "pt", "h5", "parquet", "tar")
 # Kinds of files in a folder; the first that occur are read, so weights or labels next to arrays are ignored
 FOLDERS = ((".npy", ".npz", ".tar"), (".pt", ".pth"), (".h5", ".hdf5"), (".pkl", ".pickle"), (".parquet",))
-SHARDS = {".tar", ".parquet"}  # which hold several names each
-FEATURES = ("features", "last_hidden_state")  # the array of a file with several; a text tower's next to its pooled one
+SHARDS = {".tar", ".parquet"}  # kinds of files that contain several names each
+FEATURES = ("features", "last_hidden_state")  # names of the array that is read from a file with several arrays
 COLUMNS = ("name", "row", "features")  # columns of .parquet, which has one row for each vector
 
 
 def read_arrays(path: Path, join_ids: bool = True) -> Arrays | np.ndarray:
-    """Read a file or folder as name -> array, or as one array if it has no names (.npy, a .pt with one tensor).
+    """Read a file or folder as name -> array, or as one array if it lacks names (.npy, or a .pt with one tensor).
 
     Args:
         path: .npy; .npz (arrays by name, or an array of names and one of features in their order); .pt or .pth (a
@@ -50,18 +50,18 @@ def read_arrays(path: Path, join_ids: bool = True) -> Arrays | np.ndarray:
             KEY.npy, with KEY.name.txt where the name is not the key); .pkl or .pickle (a dictionary of numpy arrays,
             or one array or list); or a folder of NAME.npy, of a file of another kind for each name with one array or
             one of FEATURES, or of shards (.tar, .parquet).
-        join_ids: return an array of names and one of features, if a file has no other, as name -> array.
+        join_ids: whether to combine an array of names and an array of features, if a file has only these two arrays.
 
     Raises:
         ConfigError: for an unknown kind of file, an unreadable file, contents other than arrays, or a missing package.
     """
     if path.is_dir():
-        return _folder(path)
+        return _read_folder(path)
     if not path.exists():
-        raise ConfigError(f"{path}: no such file. Give one that ends in {_endings()}, or a folder of .npy files.")
+        raise ConfigError(f"{path}: no such file. Pass one that ends in {_list_endings()}, or a folder of .npy files.")
     open_regular(path).close()
     readers: dict[str, Callable[[Path], Arrays | np.ndarray]] = {
-        "npy": _npy,
+        "npy": _read_npy,
         "npz": read_npz,
         "pt": read_torch_arrays,
         "pth": read_torch_arrays,
@@ -74,52 +74,55 @@ def read_arrays(path: Path, join_ids: bool = True) -> Arrays | np.ndarray:
     }
     reader = readers.get(path.suffix.lstrip(".").lower())
     if reader is None:
-        raise ConfigError("unknown file format", path, remedy=f"Give one of {_endings()}, or a folder of .npy files.")
+        raise ConfigError("unknown file format", path, remedy=f"Use {_list_endings()}, or a folder of .npy files.")
     try:
         found = reader(path)
-        return _with_ids(found) if join_ids else found
+        return _join_ids(found) if join_ids else found
     except ConfigError:
         raise
     except Exception as error:  # five libraries with their own exception classes
         raise ConfigError(f"cannot be read as arrays ({reason_of(error)})", path, remedy="Save it again.") from error
 
 
-def _folder(folder: Path) -> Arrays:
-    """Read all files of a kind below a folder as name -> array; names are relative paths without extensions."""
+def _read_folder(folder: Path) -> Arrays:
+    """Read all files of one kind below a folder as name -> array; a name is a relative path without its extension."""
     every = [file for file in sorted(folder.rglob("[!.]*")) if file != folder / CANARIES and not file.is_dir()]
     every = [file for file in every if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
     chosen = ([file for file in every if file.suffix.lower() in kinds] for kinds in FOLDERS)
     files = next((found for found in chosen if found), [])
     kinds = {file.suffix.lower() for file in files}
     if ".tar" in kinds and len(kinds) > 1:
-        raise ConfigError("has shards (.tar) next to files of one video", folder, remedy="Give a folder of one kind.")
+        remedy = "Use a folder that contains either shards or files of single videos."
+        raise ConfigError("has shards (.tar) next to files of single videos", folder, remedy=remedy)
     if kinds & SHARDS:
         shards = [read_arrays(file) for file in files]
         found = [(name, array) for shard in shards if isinstance(shard, dict) for name, array in shard.items()]
     else:
-        found = [(file.relative_to(folder).with_suffix("").as_posix(), _of_one(file)) for file in files]
+        found = [(file.relative_to(folder).with_suffix("").as_posix(), _read_video_file(file)) for file in files]
     if not found:
-        remedy = "Give a file, one file for each video (NAME.npy, .npz, .pt, .h5 or .pkl), or shards (.tar, .parquet)."
-        raise ConfigError("contains no array", folder, remedy=remedy)
+        remedy = "Use a file, one file for each video (NAME.npy, .npz, .pt, .h5 or .pkl), or shards (.tar, .parquet)."
+        raise ConfigError("does not contain an array", folder, remedy=remedy)
     if len(arrays := dict(found)) < len(found):
         twice = next(name for name, count in Counter(name for name, _ in found).items() if count > 1)
         raise ConfigError(f"{twice[:60]!r} is in two files", folder, remedy="Keep one of them.")
     return arrays
 
 
-def _of_one(file: Path) -> np.ndarray:
-    """Return the features in a file that belongs to one video."""
+def _read_video_file(file: Path) -> np.ndarray:
+    """Return the features of one video from its own file."""
     found = read_arrays(file, join_ids=False)
     if isinstance(found, np.ndarray):
         return found
     name = next(iter(found)) if len(found) == 1 else next((name for name in FEATURES if name in found), None)
     if name is None:
-        raise ConfigError(f"{file}: has {len(found)} arrays ({', '.join(found)[:80]}). Call one of them 'features'.")
+        raise ConfigError(
+            f"{file}: has {len(found)} arrays ({', '.join(found)[:80]}). Rename one of them to 'features'."
+        )
     return found[name]
 
 
-def _with_ids(found: Arrays | np.ndarray) -> Arrays | np.ndarray:
-    """Convert an array of names and an array of features in the same order to name -> array.
+def _join_ids(found: Arrays | np.ndarray) -> Arrays | np.ndarray:
+    """Convert an array of names and an array of features in the same order to name -> array; return others unchanged.
 
     Names are strings, or integers in an array whose name ends in "id" or "ids".
 
@@ -133,7 +136,7 @@ def _with_ids(found: Arrays | np.ndarray) -> Arrays | np.ndarray:
     if names.dtype.kind not in kinds or names.ndim != 1 or values.ndim < 2:
         return found
     if len(names) != len(values):
-        raise ValueError(f"it has {len(names)} names and {len(values)} rows")
+        raise ValueError(f"it has {len(names)} names and {len(values)} feature vectors")
     texts = [name.decode() if isinstance(name, bytes) else str(name) for name in names.tolist()]
     if len(set(texts)) < len(texts):
         raise ValueError(f"{next(name for name in texts if texts.count(name) > 1)!r:.60} occurs twice")
@@ -144,7 +147,7 @@ def read_features(path: str) -> np.ndarray:
     """Read the vectors (T, d) float32 of a video.
 
     Raises:
-        VideoError: if the file is not an array of finite numbers of that shape.
+        VideoError: if the file is not an array (T, d) or (d,) of finite numbers.
     """
     return validate_features(load_npy(path), path)
 
@@ -153,7 +156,7 @@ def validate_features(found: np.ndarray, name: str) -> np.ndarray:
     """Return features as (T, d) float32; a single vector (d,) has T = 1.
 
     Raises:
-        VideoError: if they are not finite float32 numbers of shape (T, d) or (d,).
+        VideoError: if the features are not finite in float32, or have another shape than (T, d) or (d,).
     """
     vectors = found[None] if found.ndim == 1 else found
     if vectors.ndim != 2 or not vectors.size or vectors.dtype.kind not in "fiu":
@@ -163,19 +166,19 @@ def validate_features(found: np.ndarray, name: str) -> np.ndarray:
     with np.errstate(over="ignore"):  # overflow of float64, detected below
         features = np.ascontiguousarray(vectors, dtype=np.float32)
     if not np.isfinite(features).all():
-        raise VideoError(name, "features contain NaN or infinite numbers, or some beyond float32")
+        raise VideoError(name, "features contain NaN or infinite values, or values outside the float32 range")
     return features
 
 
 def write_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> Path:
-    """Write arrays in a form that `read_arrays` reads (.npy: a folder of files); return the path.
+    """Write arrays in a format that `read_arrays` reads; return the path of the file or, for .npy, of the folder.
 
     Args:
-        path: the file.
+        path: the file, whose extension (one of FORMS) determines the format; for .npy, the folder with this extension.
         arrays: names and arrays; .npy, .npz, .h5 and .tar keep one at a time in memory, .pt and .parquet keep all.
 
     Raises:
-        ConfigError: for an ending not in FORMS, a missing package, or a name that points outside the folder.
+        ConfigError: for an unknown extension, a missing package, or a name that points outside the folder.
     """
     form = path.suffix.lstrip(".")
     if form not in FORMS:
@@ -187,7 +190,7 @@ def write_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> Path:
         for name, array in arrays:
             file = folder / f"{name}.npy"
             if not file.resolve().is_relative_to(folder.resolve()):
-                raise ConfigError(f"{name!r}: as a file name it points outside its folder. Write npz, or rename it.")
+                raise ConfigError(f"{name!r}: as a file name it points outside its folder. Use .npz, or rename it.")
             file.parent.mkdir(parents=True, exist_ok=True)
             np.save(file, array, allow_pickle=False)
         return folder
@@ -211,7 +214,7 @@ def write_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> Path:
     return path
 
 
-def _npy(path: Path) -> np.ndarray:
+def _read_npy(path: Path) -> np.ndarray:
     try:
         return load_npy(path)
     except VideoError as error:
@@ -219,7 +222,7 @@ def _npy(path: Path) -> np.ndarray:
 
 
 def _write_tar(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Write a WebDataset shard. Its keys are numbers, because a dot in a name would end the key."""
+    """Write a WebDataset shard. Its keys are consecutive integers, because a dot in a name would end the key."""
     with tarfile.open(path, "w") as archive:
         for number, (name, array) in enumerate(arrays):
             data = io.BytesIO()
@@ -243,5 +246,5 @@ def _write_parquet(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     parquet.write_table(arrow.table(dict(zip(COLUMNS, columns))), path)
 
 
-def _endings() -> str:
+def _list_endings() -> str:
     return ", ".join(f".{form}" for form in (*FORMS, "pkl"))

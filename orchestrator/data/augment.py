@@ -1,8 +1,8 @@
 """Augmentation of whole batches on the device, with one random draw for all frames of a video.
 
-`crop_and_flip` has the areas, aspect ratios and mirroring of the released codes of CTVR and StructAlign, but another
-crop region. The released codes crop from the whole frame of any shape. Here the store holds the central square of a
-frame, so that a video is decoded once, and the crop is from that square: the outer 44 % of a 16:9 frame are never used.
+`crop_and_flip` uses the areas, aspect ratios and mirroring of the released codes of CTVR and StructAlign, but another
+crop region. The released codes crop from the whole frame of any shape. Here the store contains the central square of a
+frame, so that a video is decoded once, and the crop is from that square. The outer 44 % of a 16:9 frame are not used.
 
 Shapes: B videos, T frames, H = W image size.
 """
@@ -21,9 +21,9 @@ TRIES = 10  # attempts to draw a crop that fits into the frame; after that the w
 
 
 def crop_and_flip(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Apply a random resized crop (area 0.5 to 1, aspect ratio 3/4 to 4/3), and mirror with p = 0.5; see the module.
+    """Apply a random resized crop (area 0.5 to 1, aspect ratio 3/4 to 4/3), and mirror with p = 0.5.
 
-    Takes and returns (B, T, 3, H, W) in [0, 1]. One random draw for all frames of a video.
+    Takes and returns (B, T, 3, H, W) in [0, 1]. All frames of a video get the same crop.
     """
     batch, _, _, height, width = x.shape
     draw = torch.rand(batch, 3 + 2 * TRIES, generator=generator, device=x.device)
@@ -38,14 +38,14 @@ def crop_and_flip(x: Tensor, generator: torch.Generator) -> Tensor:
     theta = x.new_zeros(batch, 2, 3)
     theta[:, 0, 0] = sides[:, 0] * torch.where(draw[:, 0] < 0.5, -1.0, 1.0)
     theta[:, 1, 1] = sides[:, 1]
-    theta[:, :, 2] = (1 - sides) * (2 * draw[:, 1:3] - 1)  # centre in [-1, 1] coordinates
+    theta[:, :, 2] = (1 - sides) * (2 * draw[:, 1:3] - 1)  # center in [-1, 1] coordinates
     grid = F.affine_grid(theta.repeat_interleave(x.shape[1], dim=0), [batch * x.shape[1], 3, height, width], False)
     out = F.grid_sample(x.flatten(0, 1), grid, padding_mode="border", align_corners=False)
     return out.view_as(x).clamp(0, 1)
 
 
 def gray_and_jitter(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Apply gray scale with p = 0.2 and brightness, contrast, saturation jitter of +-40 %, one draw per video.
+    """Apply grayscale with p = 0.2, and jitter of brightness, contrast and saturation by +-40 %, drawn per video.
 
     Takes and returns (B, T, 3, H, W) in [0, 1]. BMU-MoCo (section 4.1) names both augmentations, but not their
     strengths.

@@ -1,4 +1,4 @@
-"""Batches of a stream: store key -> uint8 frames -> normalised tensors on the device.
+"""Batches of a stream: store key -> uint8 frames -> normalized tensors on the device.
 
 Frames come from the store (frames.py). Augmentation runs on the device, on whole batches (augment.py).
 
@@ -42,18 +42,18 @@ class Queries:
     tokens: Tensor  # (Q, L)
     target: Tensor  # (Q,) int64, index of the caption's own video within its task
     twin: Tensor  # (Q,) int64, index of the time-reversed twin within its task, -1 without one
-    names: tuple[str, ...] = ()  # "<video id>#<caption number>", for the stored ranks
-    task: int = 0  # task index of the method's parts that encode these captions and videos
+    names: tuple[str, ...] = ()  # "<video id>#<caption index>", for the stored ranks
+    task: int = 0  # task index with which the method encodes these captions and videos
 
 
 class StreamData:
     """A stream as tensors: training batches, videos and queries.
 
     Args:
-        stream: tasks, items, captions.
+        stream: the stream.
         frames: source of frames.
-        tokenize: the backbone's tokenizer, captions -> (N, L) int64.
-        mean, std: the backbone's normalisation, per channel.
+        tokenize: the backbone's tokenizer, which maps captions to (N, L) int64.
+        mean, std: the backbone's normalization, per channel.
         config: the settings `data.*`.
         device: device of the batches.
     """
@@ -78,17 +78,17 @@ class StreamData:
         self._lengths: dict[int, int] | None = None  # task -> tokens of its longest caption, if captions are trimmed
 
     def _index(self) -> None:
-        """Number the training videos and pairs."""
+        """Assign consecutive indices to the training videos and pairs."""
         items = [task.train for task in self.stream.method_tasks]
         videos = (item.video for task in items for item in task)
         self._numbers = {video: number for number, video in enumerate(dict.fromkeys(videos))}
-        # A pair's number is its position among the pairs of all tasks
+        # A pair's number is its index among the pairs of all tasks
         self._all = [(item, caption) for task in items for item in task for caption in item.captions]
         counts = (sum(len(item.captions) for item in task) for task in items)
         self._first = list(accumulate(counts, initial=0))  # number of the first pair of each of the method's tasks
 
     def with_training_split(self, split: str) -> StreamData:
-        """Return the same data with the pairs of a split as training pairs, without augmentation."""
+        """Return a copy with the pairs of a split as training pairs, without augmentation."""
         other, tasks = copy.copy(self), self.stream.tasks
         tasks = tuple(replace(task, train=self.stream.items(place, split)) for place, task in enumerate(tasks))
         plain = replace(self.config, augment="none", sampling=self.config.rule)
@@ -98,7 +98,7 @@ class StreamData:
         return other
 
     def trim_captions_per_task(self) -> StreamData:
-        """Return the same data with training captions cut to the longest of their task; see `attends_to_padding`."""
+        """Return a copy whose training captions have the length of their task's longest one (`attends_to_padding`)."""
         other = copy.copy(self)
         other._lengths = {}
         return other
@@ -114,9 +114,9 @@ class StreamData:
         return max(self._lengths[task] for task in tasks)
 
     def with_features(self, features: FrozenFeatures | None) -> StreamData:
-        """Return the same data with stored tokens (B, T, N, D) of a frozen tower instead of frames, unless augmented.
+        """Return a copy with stored tokens (B, T, N, D) of a frozen tower instead of frames, unless augmented.
 
-        With None, or with the setting `data.cache_features=false`, videos stay frames (B, T, 3, H, W).
+        If `features` is None, or with `data.cache_features=false`, videos are frames (B, T, 3, H, W).
         """
         other = copy.copy(self)
         other._features = features if self.config.cache_features else None
@@ -137,7 +137,7 @@ class StreamData:
     def pairs(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return frames (R, T, 3, H, W), or tokens of a frozen tower, and captions (R, L) of the given training pairs.
 
-        They are not augmented, as in `ordered_batches`.
+        Frames are not augmented.
 
         Args:
             numbers: values of `Batch.pair_ids`.
@@ -155,7 +155,7 @@ class StreamData:
         return self._numbers[item.video]
 
     def steps(self, tasks: Sequence[int], workers: int = 1) -> int:
-        """Return the number of batches of one epoch (with `unique_videos` approximate: it depends on the shuffle)."""
+        """Return the number of batches of one epoch; approximate with `unique_videos`, since it depends on the seed."""
         return len(self._batches(self._pairs(tasks), seed=0, size=self.config.batch_size, workers=workers))
 
     def batch_sizes(self, tasks: Sequence[int], seed: int, task: int, epoch: int, workers: int = 1) -> list[int]:
@@ -173,18 +173,18 @@ class StreamData:
             self.config.unique_videos,
             self.config.caption_sampling == "random_per_video",
         )
-        # Every worker needs equally many pairs: the remainder of a last batch is dropped
+        # Every worker needs the same number of pairs, so the remainder of the last batch is dropped
         cut = [batch[: len(batch) // workers * workers] for batch in batches]
         return [batch for batch in cut if batch]
 
     def train_batches(
         self, tasks: Sequence[int], seed: int, task: int, epoch: int, rank: int = 0, workers: int = 1
     ) -> Iterator[Batch]:
-        """Yield one epoch over the training pairs of `tasks`; all randomness comes from the arguments."""
+        """Yield one worker's batches of an epoch over the pairs of `tasks`; equal arguments give equal batches."""
         pairs = self._pairs(tasks)
         order = self._order(pairs, seed, task, epoch, workers)
         augment = torch.Generator(device=self.device).manual_seed(seed_of(seed, "augment", task, epoch, rank))
-        own = []  # this worker's block of each batch: gathered rows are then in the batch's order
+        own = []  # this worker's contiguous block of each batch, so that gathered rows are in the batch's order
         for batch in order:
             count = len(batch) // workers
             own.append(batch[rank * count : (rank + 1) * count])
@@ -230,7 +230,7 @@ class StreamData:
             )
 
     def _answers(self, numbers: Sequence[int]) -> Tensor | None:
-        """Return the answers of training pairs as IDs (B, A); None unless this is a stream of questions."""
+        """Return the token ids (B, A) of the answers of training pairs; None unless this is a stream of questions."""
         return None
 
     def _pair_tokens(self, chosen: Sequence[tuple[Item, str]], width: int | None) -> Tensor:
@@ -245,7 +245,7 @@ class StreamData:
     def _read(self, items: Sequence[Item], is_augmented: bool, drawn: tuple[object, ...] | None = None) -> Tensor:
         """Return raw frames (B, T, H, W, 3) uint8, or tokens (B, T, N, D) float, on the CPU.
 
-        `drawn`: parts of the seed from which each video's frames are drawn; None takes the middle frames.
+        `drawn`: parts of the seed with which each video's frames are drawn; if None, they are not drawn.
         """
         features = self._features
         if drawn is not None:
@@ -255,16 +255,16 @@ class StreamData:
         return torch.stack([features.load(self.frames.key(item), partial(self.load_video, item)) for item in items])
 
     def load_video(self, item: Item) -> Tensor:
-        """Return normalised frames (1, T, 3, H, W) of a video, on the device."""
+        """Return normalized frames (1, T, 3, H, W) of a video, on the device."""
         return self.to_batch(torch.from_numpy(np.array(self.frames.load(item)))[None], None)
 
     def to_batch(self, videos: Tensor, augment: torch.Generator | None = None) -> Tensor:
-        """Move the result of `_read` to the device and normalise frames."""
+        """Move the result of `_read` to the device, and normalize frames to (B, T, 3, H, W); tokens are unchanged."""
         videos = to_device(videos, self.device)
         return self._normalise(videos, augment) if videos.dtype == torch.uint8 else videos
 
     def _normalise(self, raw: Tensor, augment: torch.Generator | None) -> Tensor:
-        """Normalise (B, T, H, W, 3) uint8 to (B, T, 3, H, W) float; augment with a generator; missing frames are 0."""
+        """Normalize (B, T, H, W, 3) uint8 to (B, T, 3, H, W) float; augment with a generator; missing frames are 0."""
         x = raw.permute(0, 1, 4, 2, 3).float() / 255
         if augment is not None and self.config.augment == "crop_flip":
             x = crop_and_flip(x, augment)
@@ -280,7 +280,7 @@ class StreamData:
         return len(self.stream.items(task, split))
 
     def videos(self, task: int, split: str, rows: Sequence[int], batch_size: int) -> Iterator[Tensor]:
-        """Yield normalised frames (B, T, 3, H, W), or tokens, of the chosen items of a task, in order."""
+        """Yield normalized frames (B, T, 3, H, W), or tokens, of the chosen items of a task, in order."""
         items = self.stream.items(task, split)
         order = [list(rows[start : start + batch_size]) for start in range(0, len(rows), batch_size)]
 
@@ -306,7 +306,7 @@ class StreamData:
 
 
 def cut_tokens(tokens: Tensor, longest: int | None) -> Tensor:
-    """Truncate captions (N, L) to `longest` tokens, the last of which stays the end of text. Idempotent."""
+    """Truncate captions (N, L) to `longest` tokens, and end truncated ones with the end of text. Idempotent."""
     if longest is None or longest >= tokens.shape[1]:
         return tokens
     end = tokens.argmax(dim=1)  # the end of text has the largest id; only padding follows
@@ -317,7 +317,7 @@ def cut_tokens(tokens: Tensor, longest: int | None) -> Tensor:
 
 
 def task_of(stream: Stream, index: int, tasks: Sequence[StreamTask]) -> Task:
-    """Return a method's information on task `index` (0-based) of `tasks` (`Stream.tasks` or `Stream.method_tasks`)."""
+    """Return the information that a method gets on task `index` (0-based) of `Stream.tasks` or `.method_tasks`."""
     task = tasks[index]
     categories = tuple(stream.category_index(name) for name in task.categories)
     return Task(index, task.name, len(tasks), categories, len(stream.categories))
@@ -329,10 +329,10 @@ def tasks_of(stream: Stream) -> list[Task]:
 
 
 def check_pairs(stream: Stream, config: DataConfig, workers: int) -> None:
-    """Check that every task has at least one training pair per worker: batches are split evenly over all workers.
+    """Check that every task has a training pair for each worker, because batches are split evenly over all workers.
 
     Raises:
-        ConfigError: naming the first such task, its pairs and the workers.
+        ConfigError: for the first task with fewer pairs than workers.
     """
     if stream.domain == "images":
         return
@@ -343,7 +343,7 @@ def check_pairs(stream: Stream, config: DataConfig, workers: int) -> None:
             what = "training videos, of which a batch takes one caption each," if is_by_video else "training pairs"
             raise ConfigError(
                 f"{task.name} of stream {stream.name} has {pairs} {what} for {workers} workers, so it would "
-                "train nothing",
+                "not be trained",
                 "workers",
                 remedy=f"Use at most {pairs} workers, or add training videos to the task.",
             )

@@ -1,4 +1,4 @@
-"""Captions that the text tower of a run truncates, by its own tokenizer."""
+"""Report on captions that the text tower of a run truncates, counted with the run's tokenizer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ CHUNK = 512  # captions tokenized at once
 
 
 def describe_cuts(data: StreamData) -> list[str]:
-    """Return a list with one line on captions that are cut at `data.max_tokens` or the text length; [] if none is.
+    """Return a list with one line on captions that are truncated at `data.max_tokens` or the text length.
 
-    Return [] also for streams of images or text features, and if the tokenizer's length is unknown.
+    The list is empty if no caption is truncated, for streams of images or text features, and if the tokenizer's length
+    is unknown.
     """
     if data.stream.domain == "images" or data.stream.text_features:
         return []
@@ -42,9 +43,10 @@ def describe_cuts(data: StreamData) -> list[str]:
 
 
 def with_room(tokenize: Any) -> tuple[Callable[[list[str]], Tensor] | None, int]:
-    """Return a copy of a tokenizer that keeps one token more, and how many the given one keeps; (None, 0) if unknown.
+    """Return a copy of a tokenizer that keeps one more token, and the length of the original; (None, 0) if unknown.
 
-    A tokenizer of open_clip has `context_length`, our word pieces `length`; `EndMarked` has another one in `tokenize`.
+    A tokenizer of open_clip has `context_length`, and our `WordPieces` has `length`. `EndMarked` wraps a tokenizer,
+    which is its attribute `tokenize`.
     """
     wider = copy.copy(tokenize)
     for name in ("context_length", "length"):

@@ -12,49 +12,49 @@ from ctvr.methods.settings import SettingError, require, setting
 class DataConfig:
     """Settings of frames, captions and batches. Defaults: CTVR (arXiv:2503.10111), section 5.1, MSRVTT."""
 
-    num_frames: int = setting(12, doc="frames of a video")
+    num_frames: int = setting(12, doc="number of frames of a video")
     sampling: Literal["segments", "linspace", "one_per_second", "random"] = setting(
         "segments",
-        doc="choice of frames. segments: the middles of equal parts (CTVR, X-Pool); linspace: from the first "
-        "to the last (CLIP-ViP); one_per_second: missing frames are masked (CLIP4Clip); random: in "
-        "training one of each part, drawn for every video and epoch, elsewhere the middles",
+        doc="choice of frames. segments: the middles of equal parts (CTVR, X-Pool); linspace: evenly spaced from the "
+        "first to the last (CLIP-ViP); one_per_second: missing frames are masked (CLIP4Clip); random: in "
+        "training a random frame of each part, drawn for every video and epoch, otherwise the middles",
     )
     jpeg_quality: int | None = setting(
-        None, doc="quality of stored frames, 1 to 100 (JPEG, a small loss); none: raw frames, without loss"
+        None, doc="JPEG quality of stored frames, 1 to 100 (a small loss); none stores raw frames, without loss"
     )
-    image_size: int | None = setting(None, doc="side of a frame in pixels; none: the backbone's input size")
-    batch_size: int = setting(8, doc="pairs in one step, over all workers")
+    image_size: int | None = setting(None, doc="side of a frame in pixels; none uses the backbone's input size")
+    batch_size: int = setting(8, doc="number of video-caption pairs in one step, over all workers")
     augment: Literal["none", "crop_flip", "gray_jitter"] = setting(
         "none", doc='augmentation of training frames; flips swap "left" and "right", so they are off by default'
     )
     caption_sampling: Literal["all", "random_per_video"] = setting(
-        "all", doc="every caption, or one per video and epoch"
+        "all", doc="captions of an epoch: every caption, or one random caption per video"
     )
     max_tokens: int | None = setting(
-        None, doc="tokens of a caption, including its two ends; none: the backbone's text length"
+        None, doc="maximum tokens of a caption, including start and end; none uses the backbone's text length"
     )
-    unique_videos: bool = setting(False, doc="batches without two captions of one video")
+    unique_videos: bool = setting(False, doc="whether to keep two captions of one video out of the same batch")
     prefetch_threads: int | None = setting(
-        None, doc="background threads that read the store; 0: read in line; none: 2 for a GPU, else 0"
+        None, doc="number of background threads that read batches; none uses 2 for a GPU and 0 for a CPU"
     )
     decoder: Literal["auto", "decord", "pyav", "torchcodec"] = setting(
         "pyav",
         doc="video decoder. decord and torchcodec decode a clip twice, since PyAV checks the frames; auto: "
-        "decord, or PyAV where decord fails",
+        "decord, or PyAV if decord fails",
     )
-    cache_features: bool = setting(True, doc="cache of the outputs of frozen leading vision blocks")
+    cache_features: bool = setting(True, doc="whether to store the outputs of frozen leading vision blocks")
     center: bool = setting(
         False,
         doc="whether to subtract from imported video and caption features their mean over the first task's training "
         "pairs; for vectors with a large common part",
     )
     skip_missing: bool = setting(
-        False, doc="continue without missing or broken videos; the gallery shrinks, so numbers change"
+        False, doc="whether to continue without missing or broken videos; a smaller gallery changes the metrics"
     )
 
     @property
     def rule(self) -> Literal["segments", "linspace", "one_per_second"]:
-        """Return the rule that selects frames of videos outside training."""
+        """Return the value of `sampling` for videos outside training, where frames are not drawn."""
         return "segments" if self.sampling == "random" else self.sampling
 
     def __post_init__(self) -> None:
@@ -64,4 +64,4 @@ class DataConfig:
             raise SettingError(
                 f"<jpeg_quality> must be 1 to 100, got {self.jpeg_quality}", "Use 90, or none for raw frames."
             )
-        require(self, ">= 0", "prefetch_threads", hint="Use 0 to read in line.")
+        require(self, ">= 0", "prefetch_threads", hint="Use 0 to read without threads.")

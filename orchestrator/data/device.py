@@ -21,12 +21,12 @@ Precision = Literal["fp32", "tf32", "bf16"]
 
 
 def set_determinism(device: torch.device, is_deterministic: bool = True, precision: Precision = "fp32") -> None:
-    """Set torch's determinism and precision before anything runs on a device; a CPU needs no settings.
+    """Set torch's determinism and precision before a computation on a GPU; does nothing for a CPU.
 
     All code that computes on a GPU calls it: runs, precomputed features, measurements. TF32 is on only for
-    `precision="tf32"`; it is set in either case, because Ray's processes serve several runs. If `is_deterministic`,
-    only deterministic kernels are allowed, and torch raises an error for an operator without one. `warn_only` would
-    leave the backward pass of attention nondeterministic.
+    `precision="tf32"`. It is turned off otherwise, because Ray's processes serve several runs. If `is_deterministic`,
+    torch raises an error for an operator without a deterministic kernel. `warn_only` would leave the backward pass of
+    attention nondeterministic.
 
     `CUBLAS_WORKSPACE_CONFIG` must be set before CUDA starts. Ray passes it to its workers at their start
     (`on_ray.connection.worker_environment`); other processes have not used CUDA before this call.
@@ -42,9 +42,10 @@ def set_determinism(device: torch.device, is_deterministic: bool = True, precisi
 
 
 def stacked(parts: Sequence[np.ndarray], device: torch.device) -> Tensor:
-    """Stack arrays of one shape on the CPU; for a GPU, in pinned memory, which allows asynchronous copies.
+    """Stack arrays of one shape to a CPU tensor (N, ...), in pinned memory if `device` is a GPU.
 
-    The arrays are stacked directly in pinned memory, because another copy would take longer than stacking.
+    Pinned memory allows asynchronous copies to a GPU. The arrays are stacked directly in it, because another copy would
+    take longer than stacking.
     """
     if device.type != "cuda":
         return torch.from_numpy(np.stack(parts))
@@ -88,10 +89,10 @@ def require_gpu() -> None:
 
 @contextmanager
 def memory_of(device: torch.device) -> Iterator[None]:
-    """Convert torch's out-of-memory error into one that names the remedies; it is permanent.
+    """Context manager that replaces torch's out-of-memory error by one that states the remedies and is not retried.
 
     Raises:
-        OutOfMemory: in place of torch's out-of-memory error.
+        OutOfMemory: instead of torch's out-of-memory error.
     """
     try:
         yield
@@ -105,13 +106,13 @@ def memory_of(device: torch.device) -> Iterator[None]:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Reset the peak memory of a GPU. No-op on a CPU, where the peak of a process cannot be reset."""
+    """Reset the peak memory of a GPU. Does nothing for a CPU, since the peak of a process cannot be reset."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory_mb(device: torch.device) -> float:
-    """Return the peak memory in 10^6 bytes: of tensors on a GPU since `reset_peak_memory`, else of the process."""
+    """Return the peak memory in MB (10^6 bytes): of tensors on a GPU since `reset_peak_memory`, or of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, kilobytes elsewhere

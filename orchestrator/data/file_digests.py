@@ -1,9 +1,9 @@
 """Cache of the digests of a stream's files, one object in the store for all files.
 
 A digest is valid while path, size, modification time and status-change time of its file are unchanged.
-`digests.digest_file` caches digests per machine, for all files it has seen. This index is shared through the store: at
-    the start of a run, every machine that sees the same files needs one object and one `stat` per video. Entries of
-    changed files are recomputed. A lost object only costs time. Of two writers the later one wins; both are correct.
+`digests.digest_file` caches digests per machine. This cache is shared through the store, so that a machine that sees
+the same files reads one object and calls `stat` once per video at the start of a run. Digests of changed files are
+computed again. A lost object only costs time. If two processes write, the last object is kept; both are correct.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from ctvr.orchestrator.store.gc import FILES
 from ctvr.orchestrator.store.store import Store
 
 log = logging.getLogger(__name__)
-LEAST = 1000  # minimum number of files for which the index is used
+LEAST = 1000  # minimum number of files for which the cache is used
 _UNKNOWN = (-1, -1, -1)
 
 
 class FileDigestCache:
-    """Digest index of one list of files.
+    """Digest cache of one list of files.
 
     Args:
-        store: holds the index as JSON: (N, 3) int64 identities and (N, 32) uint8 digests, each in base64.
+        store: store of the cache, a JSON object with (N, 3) int64 identities and (N, 32) uint8 digests in base64.
         seen: path -> current identity of every file.
     """
 
@@ -54,7 +54,7 @@ class FileDigestCache:
         return found
 
     def keep(self) -> None:
-        """Store new digests of settled files (`digests.is_settled`). If the store is full, only log it."""
+        """Store new digests of settled files (`digests.is_settled`). An error of the store is only logged."""
         settled = [path for path in self._new if self._is_settled(path)]
         if len(self.seen) < LEAST or not settled:
             return

@@ -1,8 +1,8 @@
 """Decoding of videos into the store: each video is decoded once, by the first process that needs it.
 
-`data.sampling=random` draws training frames in every epoch without decoding. For this the store also holds CANDIDATES
-evenly spaced frames for each of the T equal parts of a training video, and a draw takes one of each part. A training
-video then needs 1 + CANDIDATES times the bytes and is decoded twice.
+`data.sampling=random` draws training frames in every epoch without decoding. For this, the store also contains
+CANDIDATES evenly spaced frames for each of the T equal parts of a training video, of which one is drawn for each part.
+A training video then needs 1 + CANDIDATES times the bytes and is decoded twice.
 
 Shapes: T frames, H = W image size.
 """
@@ -32,8 +32,8 @@ from ctvr.orchestrator.video.decode import decoder_version
 from ctvr.orchestrator.video.pool import Decoder, Job
 from ctvr.orchestrator.video.sampling import MISSING, Frames, Sampling, choose_frames, missing_frame
 
-DEFAULT_RESIZE = (Sampling.resize_mode, Sampling.interpolation)  # left out of keys
-CANDIDATES = 4  # stored frames per part; part of the key through the number of frames
+DEFAULT_RESIZE = (Sampling.resize_mode, Sampling.interpolation)  # omitted from keys
+CANDIDATES = 4  # stored frames per part of a video; included in keys through the number of frames
 Broken = list[tuple[Item, VideoError]]
 
 
@@ -41,7 +41,7 @@ class FrameSource:
     """Source of decoded frames: reads them from the store, and decodes missing ones into it.
 
     Args:
-        store: holds decoded frames.
+        store: store of decoded frames.
         config: the settings `data.*`.
         image_size: image size of the backbone, in pixels per side.
         resize: resize mode and interpolation of the backbone's weights (`Clip.resize`).
@@ -72,11 +72,11 @@ class FrameSource:
 
     @cached_property
     def version(self) -> str:
-        """Return the decoder's part of every key, which takes 0.2 CPU-s; a query of stored features needs no key."""
+        """Return the decoder's part of every key. It takes 0.2 CPU-s, and queries of stored features do not need it."""
         return decoder_version(self.decoder)
 
     def key(self, item: Item) -> str:
-        """Return the content address of an item's frames, from file, frame selection, size and decoder."""
+        """Return the content address of an item's frames: a digest of file, frame selection, size and decoder."""
         if item not in self._keys:
             self._keys[item] = self._key(item, digest_path(item.path))
         return self._keys[item]
@@ -84,7 +84,7 @@ class FrameSource:
     def _key(self, item: Item, file: Any) -> str:
         """Return the content address, given the digest of the file."""
         if item.segment is None and isinstance(file, str):
-            return hashlib.sha256(file.join(self._around).encode()).hexdigest()
+            return hashlib.sha256(file.join(self._split_key).encode()).hexdigest()
         return digest_of(self._key_parts(item.segment, file))
 
     def _key_parts(self, segment: Segment | None, file: Any) -> dict[str, Any]:
@@ -101,12 +101,12 @@ class FrameSource:
         }
 
     @cached_property
-    def _around(self) -> list[str]:
-        """Return the JSON before and after the file digest in a whole video's key, serialised once for all videos."""
+    def _split_key(self) -> list[str]:
+        """Return the JSON before and after the file digest in the key of a whole video, which all videos share."""
         return canonical(self._key_parts(None, "<file>")).split("<file>")
 
     def load(self, item: Item) -> np.ndarray:
-        """Return frames (T, H, W, 3) uint8; decode again if the stored object is damaged or evicted."""
+        """Return frames (T, H, W, 3) uint8; decode the video if the store lacks intact frames."""
         return self._load(item)
 
     def _load(self, item: Item, chosen: np.ndarray | None = None) -> np.ndarray:
@@ -141,9 +141,9 @@ class FrameSource:
         """Return the content address of each distinct item, and the items whose file cannot be read.
 
         Args:
-            items: of any tasks.
-            seen: path -> current identity of a file (`streams.videos.scan_videos`): digests of these files are read
-                from the store's cache, and added to it.
+            items: items of any tasks.
+            seen: path -> current identity of a file (`streams.videos.scan_videos`). Digests of these files are read
+                from the cache in the store, and new ones are added to it.
         """
         keys: dict[Item, str] = {}
         broken: Broken = []
@@ -168,10 +168,16 @@ class FrameSource:
         progress: Callable[[int], object] | None = None,
         pool: Decoder | None = None,
     ) -> tuple[int, Broken]:
-        """Decode items into the store in resource-limited child processes (those of `pool`, or `workers` new ones).
+        """Decode items into the store in resource-limited child processes.
 
-        Returns the number of decoded videos, and the errors of those that could not be decoded. An error does not
-        prevent the storage of other items, which are packed (store/packs.py).
+        Returns the number of decoded videos, and the items that could not be decoded with their errors. An error does
+        not prevent the storage of other items, which are packed (store/packs.py).
+
+        Args:
+            items: items whose frames the store lacks.
+            workers: number of child processes if `pool` is None.
+            progress: called with 1 after each item.
+            pool: existing child processes.
         """
         broken: Broken = []
         if not items:
@@ -198,10 +204,11 @@ class ArraySource(FrameSource):
     """Source of arrays that the items' files contain; nothing is decoded or stored.
 
     Args:
-        stream: its items are arrays.
+        stream: stream whose items are arrays.
+        store: store for the digests of files.
         config: the settings `data.*`.
-        content: what the arrays contain, for messages.
-        plain: the settings that apply to frames only, each with the one value that is permitted.
+        content: noun for the content of the arrays, for messages.
+        plain: the settings that apply to frames only, each with the only value that is permitted.
 
     Raises:
         ConfigError: if a setting in `plain` has another value.
@@ -227,7 +234,7 @@ class ArraySource(FrameSource):
         progress: Callable[[int], object] | None = None,
         pool: object = None,
     ) -> tuple[int, Broken]:
-        """Return the items whose array is invalid, with the error; nothing is decoded."""
+        """Check the arrays of all items; return 0 (no video is decoded), and the invalid items with their errors."""
         broken: Broken = []
         for item in items:
             try:
@@ -238,7 +245,7 @@ class ArraySource(FrameSource):
 
 
 def digest_path(path: str) -> Any:
-    """Return the digest of a video file, or of every file in a folder of frames."""
+    """Return the digest of a video file, or the names and digests of all files in a folder of frames."""
     if os.path.isdir(path):
         return [[file.name, digest_file(file)] for file in sorted(Path(path).iterdir()) if file.is_file()]
     return digest_file(path)
@@ -248,7 +255,8 @@ def frames_of(video: Any, sampling: Sampling) -> np.ndarray:
     """Select and resize frames (T, size, size, 3) uint8 of a video that the caller has opened.
 
     Args:
-        video: a torchcodec decoder, or frames (n, 3, H, W) uint8, treated as one per second.
+        video: a torchcodec decoder, or frames (n, 3, H, W) uint8 with an assumed rate of one per second.
+        sampling: number, choice and size of the frames.
     """
     has_decoder = hasattr(video, "get_frames_at")
     count = int(video.metadata.num_frames) if has_decoder else len(video)

@@ -1,14 +1,14 @@
 """Outputs of the frozen leading blocks of a vision tower, stored per video and shared between trials.
 
-`Method.frozen_blocks` is the number of leading blocks that a method leaves unchanged; their output for a video never
-changes. It is computed one video at a time, so that a result does not depend on the content of the store. It is used
-only while training batches are not augmented. The first run that needs it computes it, unless `ctvr cache build
---features` has done so.
+`Method.frozen_blocks` is the number of leading blocks that a method leaves unchanged, so that their output for a video
+does not change. The output is computed one video at a time, so that it does not depend on the content of the store. It
+is used only while training batches are not augmented. The first run that needs the output computes it, unless
+`ctvr cache build --features` has done so.
 
-In addition to the frames of a video (`data.num_frames` x size x size x 3 bytes) the store holds the tokens that enter
-the next block (frames x tokens x width x 4 bytes): 1.8 MB each for 12 frames of ViT-B/32, 7.3 MB of ViT-B/16. After the
-last block it holds only the class tokens (37 kB). Two of twelve blocks would save 8 % of a training step's time on a
-CPU (`make bench`), so fewer frozen blocks than a third of the tower are not stored.
+In addition to the frames of a video (`data.num_frames` x size x size x 3 bytes), the store contains the tokens that
+enter the next block (frames x tokens x width x 4 bytes). A video of 12 frames needs 1.8 MB for ViT-B/32, and 7.3 MB for
+ViT-B/16. After the last block, only the class tokens are stored (37 kB). Two of twelve blocks would save 8 % of a
+training step's time on a CPU (`make bench`), so outputs of fewer blocks than a third of the tower are not stored.
 
 Shapes: B videos, T frames, N tokens, D width of the tower.
 """
@@ -38,15 +38,15 @@ from ctvr.orchestrator.store.store import Store
 log = logging.getLogger(__name__)
 KIND = "features"
 _PLAIN = (bool, int, float, str, tuple, type(None))
-WORTH = 1 / 3  # minimal share of the tower for which tokens are stored
+WORTH = 1 / 3  # minimum share of frozen blocks in the tower for which tokens are stored
 
 
 class FrozenFeatures:
     """Tokens of videos at the input of block `blocks` of a tower.
 
     Args:
-        store: holds the tokens.
-        clip: on its device; the first `blocks` blocks of its vision tower are frozen.
+        store: store of the tokens.
+        clip: model on its device, whose vision tower has `blocks` frozen leading blocks.
         blocks: number of frozen blocks; if it is the depth of the tower, only the class tokens are stored.
         precision: precision of the run.
     """
@@ -59,7 +59,7 @@ class FrozenFeatures:
 
     @property
     def maker(self) -> str:
-        """Return the digest of what determines the tokens besides frames: weights, code, precision, device."""
+        """Return the digest of weights, code, precision and device, which with the frames determine the tokens."""
         if not self._maker:
             device = self.tower.conv1.weight.device
             cpu = f"{torch.backends.cpu.get_cpu_capability()} {kernels()}"
@@ -85,7 +85,7 @@ class FrozenFeatures:
 
         Args:
             key: content address of the video's frames.
-            frames: returns normalised frames (1, T, 3, H, W) on the tower's device; called if nothing is stored.
+            frames: function that returns normalized frames (1, T, 3, H, W) on the tower's device, called if needed.
         """
         try:
             found = self.store.get(KIND, self._name(key))
@@ -102,7 +102,12 @@ class FrozenFeatures:
         return tokens
 
     def make(self, key: str, frames: Callable[[], Tensor], packer: Packer) -> bool:
-        """Compute the tokens of a video for `packer`; arguments as in `load`. Return False if the store has them.
+        """Compute the tokens of a video and add them to `packer`; return False if they already exist.
+
+        Args:
+            key: content address of the video's frames.
+            frames: function that returns normalized frames (1, T, 3, H, W) on the tower's device.
+            packer: stores the tokens.
 
         Raises:
             StoreError: if they cannot be stored.
@@ -117,7 +122,7 @@ class FrozenFeatures:
 
     @torch.no_grad()
     def _compute(self, frames: Tensor) -> Tensor:
-        """Encode (1, T, 3, H, W) to (T, N, D) on the CPU. May run in a thread, which inherits no torch settings."""
+        """Encode (1, T, 3, H, W) to (T, N, D) on the CPU. A thread, which lacks the caller's autocast, may run it."""
         device = frames.device.type
         with torch.autocast(device, enabled=False), autocast_for(self.precision, device):
             return self.tower.prefix(frames, self.blocks).cpu()[0].contiguous()
@@ -130,9 +135,9 @@ class FrozenFeatures:
 
 
 def frozen_features(method: Method, store: Store, precision: Precision) -> FrozenFeatures | None:
-    """Return the features for a new method; None if it has too few frozen leading blocks.
+    """Return the features for a new method, and set the block at which they enter its vision tower.
 
-    Also sets the block at which the features enter the method's tower.
+    Returns None if the method has too few frozen leading blocks, several CLIP models, or imported features.
     """
     clips = [module for module in method.modules() if isinstance(module, Clip)]
     if any(clip.vision.takes_features for clip in clips):
@@ -144,9 +149,9 @@ def frozen_features(method: Method, store: Store, precision: Precision) -> Froze
 
 
 def architecture(tower: nn.Module) -> list[list[str]]:
-    """Return [name, class, plain values] of every module of a tower, including activations and numbers of heads.
+    """Return [name, class, plain attributes] of every module of a tower, such as activations and the number of heads.
 
-    It completes a digest of the weights: networks that differ here compute different features from equal weights.
+    The digest of the weights does not cover them, although they change the features that equal weights compute.
     """
     found = []
     for name, module in tower.named_modules():

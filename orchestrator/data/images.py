@@ -1,7 +1,7 @@
-"""Labelled images without captions: one array per class and split; a training batch has two views and the plain image.
+"""Labeled images without captions: one array per class and split; a training batch has two views and the plain image.
 
-An item of such a stream (`Stream.domain`) names a .npy file (N, S, S, 3) uint8. Nothing is decoded or stored: one
-object for each of 50,000 images would be too many, and arrays are memory-mapped from their files.
+An item of such a stream (`Stream.domain`) names a .npy file (N, S, S, 3) uint8. Images are not copied into the store,
+because one object for each of 50,000 images would be too many. Arrays are memory-mapped from their files.
 
 Shapes: B images of a batch, S pixels per side.
 """
@@ -57,7 +57,7 @@ class ImageSource(ArraySource):
         """Return all images of an item, (N, S, S, 3) uint8, read-only.
 
         Raises:
-            VideoError: if the file is not such an array.
+            VideoError: if the file is not a uint8 array of this shape.
         """
         if item.path not in self._arrays:
             self._arrays[item.path] = _read(item.path)
@@ -77,7 +77,7 @@ class ImageData(StreamData):
     """A stream of images as tensors. `Batch.frames` are (B, 3, 3, S, S): two views and the plain image in [0, 1].
 
     Args:
-        stream: its items are arrays.
+        stream: stream whose items are arrays.
         frames: source of the arrays.
         config: the settings `data.*`.
         device: device of the batches.
@@ -103,7 +103,7 @@ class ImageData(StreamData):
         self._first = list(accumulate(counts, initial=0))
 
     def _batches(self, pairs: list[int], seed: int, size: int, workers: int) -> list[list[int]]:
-        """Return shuffled batches, the last of which may be smaller, as in the release."""
+        """Return shuffled batches, the last of which may be smaller, as in the authors' code."""
         return index_batches(pairs, size, seed)
 
     def train_batches(
@@ -118,7 +118,7 @@ class ImageData(StreamData):
             yield self._batch(numbers, torch.stack([*views, plain], dim=1))
 
     def ordered_batches(self, tasks: Sequence[int]) -> Iterator[Batch]:
-        """Yield the training images once, in order: (B, 1, 3, S, S), normalised and not augmented."""
+        """Yield the training images once, in order: (B, 1, 3, S, S), normalized and not augmented."""
         pairs, size = self._pairs(tasks), self.config.batch_size
         for start in range(0, len(pairs), size):
             numbers = pairs[start : start + size]
@@ -142,20 +142,20 @@ class ImageData(StreamData):
         return sum(len(self.frames.load(item)) for item in self.stream.items(task, split))
 
     def labels(self, task: int, split: str) -> Tensor:
-        """Return (N,) int64: the index of each image's class among those of its task."""
+        """Return (N,) int64: the index of each image's class among the classes of the task."""
         place = {name: index for index, name in enumerate(self.stream.tasks[task].categories)}
         items = self.stream.items(task, split)
         return torch.cat([torch.full((len(self.frames.load(item)),), place[item.category]) for item in items])
 
     def videos(self, task: int, split: str, rows: Sequence[int], batch_size: int) -> Iterator[Tensor]:
-        """Yield normalised images (B, 1, 3, S, S) of a task, in order."""
+        """Yield normalized images (B, 1, 3, S, S) of a task, in order."""
         every = [(item, row) for item in self.stream.items(task, split) for row in range(len(self.frames.load(item)))]
         for start in range(0, len(rows), batch_size):
             chosen = [every[row] for row in rows[start : start + batch_size]]
             yield normalise(self._unit(np.stack([self.frames.load(item)[row] for item, row in chosen])))[:, None]
 
     def pairs(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return the given training images as in `ordered_batches`, with empty captions."""
+        """Return training images (R, 1, 3, S, S), normalized and not augmented, with empty captions (R, 0)."""
         return normalise(self._plain(numbers))[:, None], torch.zeros(len(numbers), 0, dtype=torch.int64)
 
     def queries(self, task: int, split: str) -> Queries:

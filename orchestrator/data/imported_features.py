@@ -1,10 +1,10 @@
 """Streams of precomputed features: each video is an array that another program computed, not a video file.
 
-An array is (T, d), one vector per frame, or (d,) for the whole clip; a method gets `data.num_frames` of them. If the
-captions have features, too, both towers are those of `methods/backbone/vectors.py`. Otherwise the vectors are the
-output of CLIP's vision tower, which must be completely frozen, and its text tower encodes the captions.
+An array is (T, d), one vector per frame, or (d,) for the whole clip; a method gets `data.num_frames` of the vectors. If
+the captions have features, too, both towers come from `methods/backbone/vectors.py`. Otherwise the vectors are outputs
+of CLIP's vision tower, which must be completely frozen, and CLIP's text tower encodes the captions.
 
-Shapes: T stored vectors, d numbers of a vector, N captions.
+Shapes: T stored vectors, d dimensions of a vector, N captions.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.stream import Item, Stream
 
+MEMORY = 256 * 2**20  # bytes of video features that a run keeps in memory
 START_NOISE = (
-    0.1  # of `ridge_map`: the ridge is 1 % of the number of pairs, since unit vectors have few large directions
+    0.1  # `noise` of `ridge_map`: a ridge of 1 % of the number of pairs, since unit vectors have few large directions
 )
 
 
@@ -49,10 +50,10 @@ def frame_source(
 
 
 def check_center(config: DataConfig, has_texts: bool, stream: str) -> None:
-    """Refuse `data.center` for a stream without features of captions.
+    """Check that `data.center` is set only for a stream with caption features.
 
     Raises:
-        ConfigError: if it is set.
+        ConfigError: if it is set for another stream.
     """
     if config.center and not has_texts:
         fault = f"requires features of captions, which stream {stream} lacks"
@@ -72,24 +73,36 @@ class FeatureSource(ArraySource):
         self.num_frames = config.num_frames
         self._texts = digest_file(stream.text_features) if stream.text_features else ""
         self._mean = first_videos(stream).mean(dim=0).numpy() if config.center else None
+        self._kept: dict[str, np.ndarray] = {}
+        self._left = MEMORY
 
     def _key(self, item: Item, file: Any) -> str:
         mean = {} if self._mean is None else {"mean": self._mean.tobytes().hex()}
         return digest_of({"features": file, "texts": self._texts, "num_frames": self.num_frames, **mean})
 
     def load(self, item: Item) -> np.ndarray:
-        """Return the stored vectors in the middle of `num_frames` equal parts, (num_frames, 1, d) float32."""
+        """Return the stored vectors in the middle of `num_frames` equal parts, (num_frames, 1, d) float32, read-only.
+
+        Each epoch reads all training videos, so the first `MEMORY` bytes of features are kept in memory.
+        """
+        if item.path in self._kept:
+            return self._kept[item.path]
         found = read_features(item.path)
         found = found if self._mean is None else found - self._mean
         chosen = ((np.arange(self.num_frames) + 0.5) * len(found) / self.num_frames).astype(int)
-        return found[chosen][:, None]
+        vectors = found[chosen][:, None]
+        vectors.flags.writeable = False
+        if vectors.nbytes <= self._left:
+            self._kept[item.path] = vectors
+            self._left -= vectors.nbytes
+        return vectors
 
 
 class CaptionLookup:
-    """Tokenizer of a stream with features of captions: texts -> (N, 1) rows of its `CaptionTable`.
+    """Tokenizer of a stream with caption features, which maps texts to (N, 1) row indices of its `CaptionTable`.
 
     Attributes:
-        encode: texts -> vectors (N, d') of texts that are not captions; None: they are refused.
+        encode: function that returns vectors (N, d') of texts that are not captions; if None, such texts are refused.
     """
 
     def __init__(self, texts: Iterable[str], table: CaptionTable, name: str) -> None:
@@ -112,10 +125,10 @@ class CaptionLookup:
 
 
 def attach_features(clip: Clip, stream: Stream) -> Clip:
-    """Let a CLIP's vision tower take the video features of a stream, whose captions its text tower encodes.
+    """Set CLIP's vision tower to take the video features of a stream, and return CLIP.
 
     Raises:
-        ConfigError: if the tower has another width than the features.
+        ConfigError: if the width of the tower's output differs from the width of the features.
     """
     width = read_features(stream.tasks[0].train[0].path).shape[1]
     clip.vision.takes_features, clip.vision.entry = True, len(clip.vision.blocks)
@@ -131,15 +144,15 @@ def attach_features(clip: Clip, stream: Stream) -> Clip:
 def load_vectors(stream: Stream, is_centered: bool = False) -> Vectors:
     """Build towers over the features of a stream's videos and captions.
 
-    Captions of another width than the videos start with the ridge map that fits the training pairs of the first task
-    that is learned (after an upgrade, of `upgrade.task`).
+    If captions and videos differ in width, the text tower starts with a ridge map from caption to video features. The
+    map is fitted to the training pairs of the first task that is learned (after an upgrade, of `upgrade.task`).
 
     Args:
-        stream: has features of both.
-        is_centered: `data.center`; the source of the videos' features subtracts their mean.
+        stream: stream with video and caption features.
+        is_centered: `data.center`; the source of the video features subtracts their mean.
 
     Raises:
-        ConfigError: if the file of the captions' features is damaged.
+        ConfigError: if the file of the caption features is damaged.
     """
     assert stream.text_features is not None
     texts, table = caption_features(Path(stream.text_features))
@@ -163,9 +176,9 @@ def saved_vectors(weights: Mapping[str, Tensor], name: str, prefix: str = "") ->
     """Return towers of the widths of a saved model's weights, without the captions of its stream.
 
     Args:
-        weights: of the whole method.
-        name: of the model, for the error at a caption.
-        prefix: of the weights of one model after an upgrade.
+        weights: weights of the whole method.
+        name: name of the model, for the error about a text without features.
+        prefix: prefix of the weights of one of the two models after an upgrade.
     """
     own = {f".{key}": value for key, value in weights.items() if key.startswith(prefix)}
     text, video = (
@@ -186,7 +199,7 @@ def _first_items(stream: Stream) -> tuple[Item, ...]:
 
 
 def features_name(stream: Stream) -> str:
-    """Return the name of the stream that was imported with the features, which after an upgrade is another one."""
+    """Return the name of the stream that was imported with the features (after an upgrade, of the newer stream)."""
     return stream.newer.name if stream.newer is not None and stream.learned else stream.name
 
 
@@ -202,9 +215,9 @@ def caption_features(path: Path) -> tuple[list[str], CaptionTable]:
         texts, rows = [str(text) for text in found["texts"]], validate_features(found["features"], str(path))
         starts = torch.from_numpy(found.get("starts", np.arange(len(texts) + 1)).astype(np.int64))
         if len(starts) != len(texts) + 1 or int(starts[-1]) != len(rows) or bool((starts[1:] <= starts[:-1]).any()):
-            raise ValueError("its parts do not fit together")
+            raise ValueError("the numbers of texts and vectors differ")
     except (AssertionError, KeyError, ValueError) as error:
-        raise ConfigError("does not hold vectors for each text", path, remedy="Import the stream again.") from error
+        raise ConfigError("does not contain vectors for each text", path, remedy="Import the stream again.") from error
     return texts, CaptionTable(torch.from_numpy(rows), starts)
 
 
@@ -212,7 +225,7 @@ def refuse_unfrozen(name: str, method: Method, clip: Clip, stream: Stream) -> No
     """Check that a method does not change a vision tower that a stream's features replace.
 
     Raises:
-        ConfigError: if it does; the message names the method.
+        ConfigError: if the method changes the tower; the message names the method.
     """
     if stream.has_features and not stream.text_features and method.frozen_blocks < len(clip.vision.blocks):
         raise ConfigError(

@@ -1,7 +1,8 @@
-"""Stored frames as JPEG images: about a tenth of the bytes, but lossy, and decoded at every read.
+"""Stored frames as JPEG images, which need about a tenth of the bytes but are lossy and are decoded at every read.
 
-An object has two arrays: `jpeg`, the concatenated images of all frames, and `ends`, the offset at which each ends. A
-    missing frame (`missing_frame`) is stored as an empty image, because batches recognise it by its exact values.
+An object has the arrays `jpeg` (the concatenated images of all frames), `ends` (the offset at which each image ends)
+and `shape`. A missing frame (`missing_frame`) is stored as an empty image, because batches recognize it by its exact
+values.
 
 Shapes: T frames, H = W image size.
 """
@@ -17,18 +18,18 @@ from ctvr.orchestrator.video.sampling import missing_frame
 
 
 def codec_version(quality: int) -> str:
-    """Return the versions and options of the codec that determine the decoded pixels, for the store's keys."""
+    """Return the quality and the library versions that determine the decoded pixels, for the store's keys."""
     from PIL import __version__, features
 
     return f"jpeg-{quality}-pillow-{__version__}-libjpeg-{features.version('libjpeg_turbo') or features.version('jpg')}"
 
 
 def encode_frames(frames: np.ndarray, quality: int) -> dict[str, np.ndarray]:
-    """Encode frames (T, H, W, 3) uint8 as the arrays `jpeg` and `ends`.
+    """Encode frames (T, H, W, 3) uint8 as the arrays `jpeg`, `ends` and `shape`.
 
     Args:
         frames: frames of a video.
-        quality: JPEG quality, 1 to 100. Chroma is not subsampled from 90 on.
+        quality: JPEG quality, 1 to 100. At 90 and above, chroma is not subsampled.
     """
     from PIL import Image
 

@@ -1,7 +1,8 @@
-"""Reader of pickled numpy arrays, of which nothing is executed: `find_class` returns replacements of numpy's builders.
+"""Reader of pickled numpy arrays that does not execute code: `find_class` returns replacements of numpy's builders.
 
-The replacements accept what numpy itself writes, in protocols 0 to 5 and from Python 2. An array is a view of the bytes
-in the pickle. Shared parts are counted as often as they occur, because references could make a small file expand.
+The replacements accept the pickles that numpy itself writes, in protocols 0 to 5 and from Python 2. An array is a view
+of the bytes in the pickle. Memory is counted for each reference to a value, because references could expand a small
+file.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from ctvr.orchestrator.data.pickles import BROKEN, OPCODES, Handlers, PlainUnpic
 from ctvr.orchestrator.errors import ConfigError, RefusedPickle
 from ctvr.orchestrator.text_files import read_bytes
 
-MOST_BYTES = 16 << 30
+MOST_BYTES = 16 << 30  # limit of a file
 _OPCODES = (
     f"{OPCODES} NONE NEWTRUE NEWFALSE LONG LONG1 FLOAT BINFLOAT EMPTY_TUPLE TUPLE2 TUPLE3 "
-    "BINBYTES SHORT_BINBYTES BINBYTES8 BINUNICODE8 BINPERSID"  # the last: storages of torch_arrays.py, else refused
+    "BINBYTES SHORT_BINBYTES BINBYTES8 BINUNICODE8 BINPERSID"  # BINPERSID: storages, which only torch_arrays.py allows
 )
 _TYPES = re.compile(r"[fiu][1248]|b1|[US][1-9]\d{0,8}", re.ASCII)
-_LEVELS = 5  # of dictionaries and lists in one another
-_ENTRY = 64  # bytes that an entry of a list or dictionary needs, at least
-_NDARRAY = object()  # stands for the class, which occurs only as an argument
+_LEVELS = 5  # maximum depth of nested dictionaries and lists
+_ENTRY = 64  # minimum bytes of memory for an entry of a list or dictionary
+_NDARRAY = object()  # stands for the class numpy.ndarray, which occurs only as an argument
 
 
 class _Torch(RefusedPickle):
-    """A pickle contains tensors of torch."""
+    """Error about a pickle that contains tensors of torch."""
 
 
 class _Type:
-    """A data type; its state adds the order of bytes."""
+    """Replacement of numpy.dtype; `set_state` adds the byte order."""
 
     def __init__(self, code: Any, *_: Any) -> None:
         text = code if isinstance(code, str) else ""
@@ -47,12 +48,12 @@ class _Type:
 
     def set_state(self, state: Any) -> None:
         if state[1] not in ("<", ">", "=", "|"):
-            raise ValueError("an unknown order of bytes")
+            raise ValueError("an unknown byte order")
         self.dtype = np.dtype(f"{state[1]}{self.dtype.str[1:]}")
 
 
 class PickledArray:
-    """An array, whose shape, type and bytes are its state."""
+    """Replacement of an array; `set_state` adds shape, type and values."""
 
     value: np.ndarray | None = None
 
@@ -88,7 +89,7 @@ def _no_bytes(*arguments: Any) -> bytes:
     return b""
 
 
-def _ordered(pairs: Any = ()) -> dict[Any, Any]:
+def _build_ordered(pairs: Any = ()) -> dict[Any, Any]:
     return dict(pairs)
 
 
@@ -99,9 +100,9 @@ _BUILDERS = {
     ("multiarray", "scalar"): lambda kind, data: PickledArray().fill(data, kind, (), "C"),
     ("numeric", "_frombuffer"): lambda data, kind, shape, order: PickledArray().fill(data, kind, shape, order),
     ("_codecs", "encode"): _encode,
-    ("__builtin__", "bytes"): _no_bytes,  # protocol 2 writes no empty bytes
+    ("__builtin__", "bytes"): _no_bytes,  # protocol 2 writes a call for empty bytes
     ("builtins", "bytes"): _no_bytes,
-    ("collections", "OrderedDict"): _ordered,
+    ("collections", "OrderedDict"): _build_ordered,
 }
 _CORES = ("numpy.core.", "numpy._core.")  # numpy before and since 2.0
 
@@ -127,7 +128,7 @@ class ArrayUnpickler(PlainUnpickler):
     dispatch[pickle.BUILD[0]] = load_build
 
     def load_bytearray8(self) -> None:
-        """Push bytes; Python's own handler allocates the declared length before it reads."""
+        """Push bytes onto the stack; Python's own handler allocates the declared length before it reads."""
         length = int.from_bytes(self.read(8), "little")
         self.append(self.read(length))
 
@@ -135,10 +136,10 @@ class ArrayUnpickler(PlainUnpickler):
 
 
 def read_pickled_arrays(path: Path) -> Arrays | np.ndarray:
-    """Read a pickle of name -> array, or of one array or list of arrays.
+    """Read a pickle as name -> array, or as one array; a list of arrays of one shape is stacked.
 
-    An array may be a list of numbers or of arrays. Names in dictionaries of dictionaries are joined by "/". Numbers,
-    text and None next to arrays are skipped.
+    An array may be a list of numbers or of arrays. Names in nested dictionaries are joined by "/". Numbers, text and
+    None next to arrays are skipped.
 
     Raises:
         ConfigError: for a damaged file, contents other than arrays, or arrays that need far more memory than the file.
@@ -152,13 +153,13 @@ def read_pickled_arrays(path: Path) -> Arrays | np.ndarray:
 
 @contextmanager
 def refusals(path: Path, form: str) -> Iterator[None]:
-    """Convert the errors of an unpickler to a ConfigError about the file; `form` is a call that writes a good one."""
+    """Convert errors of an unpickler to a ConfigError about the file; `form` is a call that writes a valid file."""
     try:
         yield
     except RefusedPickle as error:
         remedy = "torch.save(TENSORS, 'FILE.pt')" if isinstance(error, _Torch) else form
         raise ConfigError(
-            f"refused, because it holds {error}; nothing was executed", path, remedy=f"Write {remedy}."
+            f"refused, because it holds {error}; nothing was executed", path, remedy=f"Use {remedy}."
         ) from error
     except BROKEN as error:
         reason = f" ({error})" if type(error) is ValueError else ""
@@ -166,7 +167,7 @@ def refusals(path: Path, form: str) -> Iterator[None]:
 
 
 class Expansion:
-    """Conversion of the read values to arrays, with a limit of their total size.
+    """Converter of the read values to arrays, with a limit of their total size.
 
     Args:
         size: bytes of the file.
@@ -179,18 +180,18 @@ class Expansion:
         if type(value) is not dict:
             return self._array(value, 1)
         found: Arrays = {}
-        for name, array in self._named(value, "", 1):
+        for name, array in self._iterate_named(value, "", 1):
             if name in found:
                 raise ValueError(f"it holds two arrays named {name[:60]!r}")
             found[name] = array
         return found
 
-    def _named(self, entries: dict[Any, Any], prefix: str, level: int) -> Iterator[tuple[str, np.ndarray]]:
+    def _iterate_named(self, entries: dict[Any, Any], prefix: str, level: int) -> Iterator[tuple[str, np.ndarray]]:
         self._count(_ENTRY * len(entries), level)
         for key, value in entries.items():
             name = prefix + _name(key)
             if type(value) is dict:
-                yield from self._named(value, f"{name}/", level + 1)
+                yield from self._iterate_named(value, f"{name}/", level + 1)
             elif type(value) in (PickledArray, list, tuple):
                 yield name, self._array(value, level + 1)
             elif not isinstance(value, int | float | str | None):
@@ -213,14 +214,14 @@ class Expansion:
                 raise RefusedPickle("a list of arrays of different shapes")
             made = np.stack(arrays)
         if made.dtype.kind not in "biufUS":
-            raise ValueError("a list has numbers beyond 64 bits")
+            raise ValueError("a list has integers of more than 64 bits")
         return made
 
     def _count(self, declared: int, level: int) -> None:
         self.declared += declared
         check_size(self.declared, self.size)
         if level > _LEVELS:
-            raise RefusedPickle(f"more than {_LEVELS} lists or dictionaries in one another")
+            raise RefusedPickle(f"more than {_LEVELS} nested lists or dictionaries")
 
 
 def _name(key: Any) -> str:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from ctvr.orchestrator.errors import ConfigError, RefusedPickle
 from ctvr.orchestrator.text_files import read_bytes
 
-SPLIT_BYTES = 4 << 20
+SPLIT_BYTES = 4 << 20  # default limit of a file, which is a benchmark's split
 BROKEN = (
     *(ValueError, IndexError, KeyError, EOFError, OverflowError, TypeError, AttributeError),
     *(struct.error, pickle.UnpicklingError),
@@ -54,10 +54,10 @@ class PlainUnpickler(pickle._Unpickler):  # type: ignore[misc, name-defined, unu
     """Python's own unpickler, restricted to `dispatch` and to the names that `find_class` accepts."""
 
     dispatch = Handlers(OPCODES)
-    stack: list[Any]  # since the last mark; those before it are in `metastack`
+    stack: list[Any]  # values since the last mark; values before it are in `metastack`
     metastack: list[list[Any]]
     read: Callable[[int], bytes]
-    append: Callable[[Any], None]  # to `stack`
+    append: Callable[[Any], None]  # appends to `stack`
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("collections", "defaultdict"):
@@ -68,17 +68,18 @@ class PlainUnpickler(pickle._Unpickler):  # type: ignore[misc, name-defined, unu
 
 
 def read_pickle(path: Path, max_bytes: int = SPLIT_BYTES) -> Any:
-    """Read dictionaries, lists, text and integers from a pickle; nothing in the file is executed.
+    """Read dictionaries, lists, text and integers from a pickle without executing code.
 
     Args:
-        max_bytes: a longer file is rejected before it is read; memory stays within a small multiple of it.
+        path: the file.
+        max_bytes: limit of the file, checked before it is read; memory use is a small multiple of the file.
 
     Raises:
         ConfigError: if the file is missing, too long, damaged, or contains anything else.
     """
     path = Path(path)
     if not path.exists():
-        raise ConfigError("no such file", path, remedy="Give the path of the benchmark's .pkl file.")
+        raise ConfigError("no such file", path, remedy="Pass the path of the benchmark's .pkl file.")
     data = read_bytes(path, max_bytes)
     try:
         return unpickle(data, PlainUnpickler, _check_plain)
@@ -92,7 +93,12 @@ def read_pickle(path: Path, max_bytes: int = SPLIT_BYTES) -> Any:
 
 
 def unpickle(data: bytes, reader: type[PlainUnpickler], convert: Callable[[Any], Value]) -> Value:
-    """Read one value by a restricted unpickler, and convert it.
+    """Read one value with a restricted unpickler, and convert it.
+
+    Args:
+        data: bytes of the pickle.
+        reader: class of the unpickler.
+        convert: function that checks and converts the value.
 
     Raises:
         RefusedPickle: if the pickle contains something that `reader` or `convert` does not allow.
@@ -106,7 +112,7 @@ def unpickle(data: bytes, reader: type[PlainUnpickler], convert: Callable[[Any],
 
 
 def _check_plain(value: Any) -> Any:
-    """Return a value; reject everything except dictionaries, lists, text and integers. Visit each container once."""
+    """Return a value that has only dictionaries, lists, text and integers; otherwise raise RefusedPickle."""
     waiting, seen = [value], set[int]()
     while waiting:
         each = waiting.pop()

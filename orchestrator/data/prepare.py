@@ -46,12 +46,16 @@ def decode_stream(
     decode: DecodeMissing | None = None,
     seen: dict[str, Identity] | None = None,
 ) -> Prepared:
-    """Decode every video of the splits that is not in the store, and record there that the stream uses its frames.
+    """Decode every video of the splits that is not in the store, and record in the store that the stream uses them.
 
     Args:
+        stream: stream of the videos.
+        source: source of the frames, which has the store.
+        splits: names of splits.
         workers: number of concurrent decoding processes.
-        decode: decodes the items; default `source.decode_missing`, on this machine.
-        seen: result of `scan_videos`, if the caller has it already.
+        progress: whether to show a progress bar.
+        decode: function that decodes the items; default `source.decode_missing`, on this machine.
+        seen: result of `scan_videos`, if the caller has already called it.
     """
     with gc_disabled():
         seen = scan_videos(stream) if seen is None else seen
@@ -75,7 +79,7 @@ def decode_stream(
 
 
 def passes(source: FrameSource, splits: Sequence[str]) -> list[tuple[FrameSource, tuple[str, ...]]]:
-    """Return the frame sources and the splits that each must decode; random sampling adds a source of candidates."""
+    """Return each frame source with the splits that it must decode; random sampling adds a source of candidates."""
     drawn = [(source.candidates, ("train",))] if source.candidates is not None and "train" in splits else []
     return [(source, tuple(splits)), *drawn]
 
@@ -89,13 +93,16 @@ def prepare_stream(
     progress: bool = True,
     decode: DecodeMissing | None = None,
 ) -> tuple[Stream, int]:
-    """Decode all frames of the splits into the store; arguments as in `decode_stream`.
+    """Decode all frames of the splits into the store; other arguments as in `decode_stream`.
 
-    Returns the stream (without the items that `skip_missing` drops) and the number of videos decoded.
+    Returns the stream, without missing and broken videos if `skip_missing`, and the number of decoded videos.
+
+    Args:
+        skip_missing: whether to continue without missing and broken videos.
 
     Raises:
-        ConfigError: if videos are missing or broken and `skip_missing` is not set. If only some are broken, all others
-            have been decoded.
+        ConfigError: if videos are missing or broken and `skip_missing` is false. Broken videos do not prevent the
+            decoding of the others.
     """
     seen = scan_videos(stream)
     missing = missing_videos(stream, seen)

@@ -1,9 +1,9 @@
 """Training batches and queries for questions about videos, each with one answer.
 
-The captions of such a stream (`Stream.domain`) are questions; `Item.answers` holds their answers. The ranked candidates
-are the training answers.
+The captions of such a stream (`Stream.domain`) are questions; `Item.answers` contains their answers. The ranked
+candidates are the training answers.
 
-Shapes: N questions or answers, L words of a question, A ids of an answer.
+Shapes: N questions or answers, L tokens of a question, A tokens of an answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ctvr.methods.backbone.wordpiece import WordPieces
 from ctvr.methods.layers.transfer import to_device
 from ctvr.orchestrator.data.batches import StreamData
 
-LONGEST = 16  # ids of an answer, including start and end; methods may truncate further
+LONGEST = 16  # tokens of an answer, including start and end; methods may truncate further
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Questions:
 
     tokens: Tensor  # (N, L)
     video: Tensor  # (N,) int64, index of the video within the task
-    answers: tuple[str, ...]  # the correct ones
+    answers: tuple[str, ...]  # the correct answer of each question
 
 
 class QuestionData(StreamData):
-    """A stream of questions as tensors; `Batch.answers` are their answers."""
+    """A stream of questions as tensors; `Batch.answers` are the token ids (B, A) of the correct answers."""
 
     def _index(self) -> None:
         super()._index()
@@ -43,13 +43,13 @@ class QuestionData(StreamData):
         return to_device(self.answer_ids([self._right[number] for number in numbers]), self.device)
 
     def answer_ids(self, answers: Sequence[str]) -> Tensor:
-        """Return ids (N, A) int64 of answers: start, word pieces, end and zeros, at most `LONGEST`."""
+        """Return token ids (N, A) int64 of answers: start, word pieces, end and zero padding, A at most `LONGEST`."""
         if isinstance(self.tokenizer, WordPieces):
             return self.tokenizer.answers(answers, LONGEST)
         return self.tokenizer(list(answers))[:, :LONGEST]
 
     def candidates(self, tasks: Sequence[int]) -> tuple[str, ...]:
-        """Return the distinct training answers of `tasks`, most common first; ties in the order of occurrence."""
+        """Return the distinct training answers of `tasks`, most common first, then in the order of occurrence."""
         counts: Counter[str] = Counter()
         for task in tasks:
             for item in self.stream.items(task, "train"):

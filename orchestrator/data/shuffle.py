@@ -10,21 +10,21 @@ from ctvr.orchestrator.digests import digest_of
 
 
 def seed_of(*parts: object) -> int:
-    """Derive a 63-bit seed from all parts."""
+    """Derive a 60-bit seed from the texts of all parts."""
     return int(digest_of([str(part) for part in parts])[:15], 16)
 
 
 def index_batches(
     videos: Sequence[int], size: int, seed: int, unique_videos: bool = False, one_per_video: bool = False
 ) -> list[list[int]]:
-    """Shuffle pairs into batches; equal seeds give equal batches on every worker.
+    """Shuffle pairs into batches of pair indices; equal seeds give equal batches on every worker.
 
     Args:
-        videos: video number of each pair.
+        videos: video index of each pair.
         size: pairs per batch; the last batch may be smaller.
         seed: seed of the order.
-        unique_videos: two pairs of one video are never in one batch (batches may then be smaller).
-        one_per_video: keep one random pair of each video.
+        unique_videos: whether two pairs of one video are kept out of the same batch; batches may then be smaller.
+        one_per_video: whether to keep only one random pair of each video.
     """
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(videos), generator=generator).tolist()

@@ -1,7 +1,7 @@
-"""Reader of tensors that `torch.save` wrote, as numpy arrays. It runs no code of the file and does not import torch.
+"""Reader of tensors that `torch.save` wrote, as numpy arrays. It does not run code of the file or import torch.
 
-`pickled_arrays.py` reads the pickle in the file. Here its names of tensors and storages get replacements, too. A file
-is a zip archive of the pickle and the bytes of each storage (torch >= 1.6), or pickles followed by these bytes.
+`pickled_arrays.py` reads the pickle in the file; this module adds replacements for the classes of tensors and storages.
+A file is a zip archive of the pickle and the bytes of each storage (torch >= 1.6), or pickles followed by these bytes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ctvr.orchestrator.data.pickled_arrays import ArrayUnpickler, Expansion, Pic
 from ctvr.orchestrator.errors import RefusedPickle
 from ctvr.orchestrator.text_files import open_regular
 
-_MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # with which files of torch before 1.6 begin
+_MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # files of torch before 1.6 begin with these integers
 _BFLOAT16 = "bfloat16"  # which numpy lacks
-_KINDS = {  # class of a storage -> type of its numbers
+_KINDS = {  # class of a storage -> type of its values
     "DoubleStorage": "<f8",
     "FloatStorage": "<f4",
     "HalfStorage": "<f2",
@@ -36,16 +36,16 @@ _KINDS = {  # class of a storage -> type of its numbers
 
 
 class _Kind:
-    """The class of a storage, which occurs only in the ID of one."""
+    """The class of a storage, which occurs only in the ID of a storage."""
 
     def __init__(self, name: str) -> None:
         self.code = _KINDS[name]
         self.size = np.dtype("<u2" if self.code == _BFLOAT16 else self.code).itemsize
 
     def numbers(self, content: bytes, count: int) -> np.ndarray:
-        """Return the `count` numbers (count,) of a storage; bfloat16 becomes float32 without loss."""
+        """Return the values (count,) of a storage; bfloat16 becomes float32 without loss."""
         if not 0 <= count * self.size <= len(content):
-            raise ValueError("it is cut short")
+            raise ValueError("it is truncated")
         if self.code != _BFLOAT16:
             return np.frombuffer(content, self.code, count)
         return (np.frombuffer(content, "<u2", count).astype("<u4") << 16).view("<f4")
@@ -98,7 +98,7 @@ class _TensorUnpickler(ArrayUnpickler):
         return found or super().find_class(module, name)
 
     def persistent_load(self, identity: Any) -> np.ndarray:
-        """Return the numbers of a storage, or of a part of it that an old file names as (key, offset, size)."""
+        """Return the values of a storage, or of the part of it that an old file names as (key, offset, size)."""
         _, kind, key, _, count, *view = identity
         if type(kind) is not _Kind or type(key) is not str or type(count) is not int:
             raise RefusedPickle("an unknown kind of storage")
@@ -111,7 +111,7 @@ class _TensorUnpickler(ArrayUnpickler):
 
 
 def read_torch_arrays(path: Path) -> Arrays | np.ndarray:
-    """Read a file of `torch.save`: a tensor, a list of equal tensors, or name -> tensor, as `read_pickled_arrays`.
+    """Read a file of `torch.save`: name -> tensor, a tensor, or a list of tensors of one shape, which are stacked.
 
     Raises:
         ConfigError: for a damaged file, contents other than tensors, or arrays that need far more memory than the file.
@@ -121,10 +121,10 @@ def read_torch_arrays(path: Path) -> Arrays | np.ndarray:
         file.seek(0)
         is_archive = file.read(4) == b"PK\x03\x04"
         file.seek(0)
-        return Expansion(size).convert(_archive(file, size) if is_archive else _before_archives(file, size))
+        return Expansion(size).convert(_read_archive(file, size) if is_archive else _read_legacy(file, size))
 
 
-def _archive(file: IO[bytes], size: int) -> Any:
+def _read_archive(file: IO[bytes], size: int) -> Any:
     try:
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
@@ -141,19 +141,19 @@ def _archive(file: IO[bytes], size: int) -> Any:
         raise ValueError(str(error)) from error
 
 
-def _before_archives(file: IO[bytes], size: int) -> Any:
-    """Read a file of torch before 1.6: number, protocol, system, object, keys of storages, their sizes and bytes."""
+def _read_legacy(file: IO[bytes], size: int) -> Any:
+    """Read a file of torch before 1.6: magic number, protocol, system, object, then keys, sizes, bytes of storages."""
     if any(ArrayUnpickler(file, encoding="latin-1").load() != number for number in (_MAGIC, _PROTOCOL)):
         raise ValueError("torch did not write it")
     if not ArrayUnpickler(file, encoding="latin-1").load().get("little_endian", True):
         raise ValueError("it has the byte order of a big-endian machine: load and save it on this one")
     start = file.tell()
-    sizes, contents = dict[str, int](), dict[str, bytes]()  # key of a storage -> bytes of a number, all bytes
+    sizes, contents = dict[str, int](), dict[str, bytes]()  # key of a storage -> bytes per value, all bytes
 
     def zeros(key: str, kind: _Kind, count: int) -> bytes:
         sizes[key], contents[key] = kind.size, bytes(min(count * kind.size, size))
         if sum(map(len, contents.values())) > size:
-            raise ValueError("it is cut short")
+            raise ValueError("it is truncated")
         return contents[key]
 
     _TensorUnpickler(file, zeros).load()  # the bytes come after the object, so it is read twice

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Level = Literal["ok", "note", "warning", "error"]  # a note requires no action before a sweep
+Level = Literal["ok", "note", "warning", "error"]  # a note does not require action before a sweep
 
 
 SHOWN = 5  # maximum number of names in a finding
@@ -15,7 +15,12 @@ SHOWN = 5  # maximum number of names in a finding
 class Finding:
     """One line of the report.
 
-    `remedy` is empty if nothing is wrong. `is_unavailable`: the check may succeed later (a server that is down).
+    Attributes:
+        level: severity.
+        subject: checked part, for example "MLflow".
+        text: result of the check.
+        remedy: correction of the fault; empty if nothing is wrong.
+        is_unavailable: whether the check may succeed later, for example because a server is down.
     """
 
     level: Level
@@ -26,5 +31,5 @@ class Finding:
 
 
 def listed(names: list[str]) -> str:
-    """Format a list of names: the first few, then the number of the others."""
+    """Format a list of names: the first `SHOWN`, then the number of the others."""
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

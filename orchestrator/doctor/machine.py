@@ -1,4 +1,4 @@
-"""Checks of this machine by `ctvr doctor`: versions, decoders, processors, memory, GPUs. Does not import torch."""
+"""Checks of this machine by `ctvr doctor`: versions, decoders, processors, memory, GPUs. It does not import torch."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ctvr.sandbox.isolate import FAULT, REMEDY, is_permitted
 from ctvr.sandbox.restrict import landlock
 
 SAFE_FFMPEG = (8, 1, 2)  # first version with the fix of CVE-2026-8461 (MagicYUV, out-of-bounds write)
-RAY = 1_300_000_000  # bytes of memory that Ray uses once started
-LOW_MEMORY = 4 * 10**9  # about 2 GB with one small trial
+RAY = 1_300_000_000  # bytes of memory that Ray uses without trials
+LOW_MEMORY = 4 * 10**9  # bytes; Ray with one small trial takes about 2 GB
 DRIVERS = {"12": 525, "13": 580}  # CUDA's major version -> oldest driver (NVIDIA, CUDA compatibility)
 
 
 def requirements() -> tuple[str, list[str]]:
-    """Return the required Python versions and packages, from the source tree, else from the installed package."""
+    """Return the required Python versions and packages, read from pyproject.toml or from the installed package."""
     source = Path(__file__).absolute().parents[3] / "pyproject.toml"
     if sys.version_info >= (3, 11) and source.is_file():
         import tomllib
@@ -56,7 +56,7 @@ def versions() -> Iterator[Finding]:
         try:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
-            level: Level = "warning" if requirement.name == "decord" else "error"  # PyAV decodes as well
+            level: Level = "warning" if requirement.name == "decord" else "error"  # PyAV replaces it
             yield Finding(level, requirement.name, "is not installed", remedy)
             continue
         found.append(f"{requirement.name} {version}")
@@ -104,7 +104,11 @@ def sandboxing() -> Iterator[Finding]:
 
 
 def machine(worker: int = 0) -> Iterator[Finding]:
-    """Check processors and memory. `worker`: memory of a CPU worker in bytes (on_ray/memory.py); 0: unknown."""
+    """Check processors and memory.
+
+    Args:
+        worker: bytes of memory of a CPU worker (on_ray/memory.py); 0 if unknown.
+    """
     processors = count_processors()
     free = free_memory()
     text = f"{processors} processors" + ("" if free is None else f", {free / 1e9:.1f} GB of memory free")
@@ -147,7 +151,7 @@ def gpus() -> Iterator[Finding]:
     if answer.returncode or not rows:
         reason = next(iter((answer.stdout + answer.stderr).strip().splitlines()), "no device")
         yield Finding(
-            "warning", "GPUs", f"nvidia-smi finds none ({reason[:120]})", "Repair the driver, or train on CPUs."
+            "warning", "GPUs", f"nvidia-smi did not find one ({reason[:120]})", "Repair the driver, or train on CPUs."
         )
         return
     yield Finding("ok", "GPUs", ", ".join(f"{row[0]} ({row[1]} MiB)" for row in rows))
@@ -157,17 +161,17 @@ def gpus() -> Iterator[Finding]:
         yield Finding("warning", "GPUs", f"more than a tenth of the memory of GPU {listed(busy)} is in use", remedy)
     built, driver = _torch_cuda(), rows[0][-1]
     if built == "":
-        remedy = "Install a CUDA build (https://pytorch.org/get-started), or write --gpus-per-trial 0."
+        remedy = "Install a CUDA build (https://pytorch.org/get-started), or use --gpus-per-trial 0."
         yield Finding("warning", "GPUs", "torch is built without CUDA and cannot use them", remedy)
     least = DRIVERS.get((built or "").split(".")[0], 0)
     if (major := driver.split(".")[0]).isdigit() and int(major) < least:
         text = f"torch is built for CUDA {built}, which needs a driver of at least {least}, and the driver is {driver}"
-        remedy = "Update the driver, or remove .venv and run: make setup TORCH=cu126 (docs/cluster.md, older drivers)."
+        remedy = "Update the driver, or remove .venv and run: make setup TORCH=cu126 (docs/install.md, Older drivers)."
         yield Finding("warning", "GPUs", text, remedy)
 
 
 def _torch_cuda() -> str | None:
-    """Return the version of CUDA that torch is built for, empty without CUDA, None if unknown.
+    """Return the version of CUDA that torch is built for, "" for a build without CUDA, or None if unknown.
 
     It is read from torch's version file, because importing torch takes seconds.
     """

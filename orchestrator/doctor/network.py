@@ -17,7 +17,7 @@ from ctvr.orchestrator.on_ray.ray_paths import (
     usable_folder,
 )
 
-SECONDS = 1.5  # to connect to a cluster
+SECONDS = 1.5  # timeout of a connection to a cluster
 
 
 def ray_state() -> Iterator[Finding]:
@@ -25,9 +25,7 @@ def ray_state() -> Iterator[Finding]:
     wanted, known = os.environ.get("RAY_ADDRESS", ""), cluster_address()
     joins = wanted not in ("", "local")
     if wanted == "auto" and not known:
-        yield Finding(
-            "error", "Ray", "RAY_ADDRESS=auto, but this machine is in no cluster", "unset RAY_ADDRESS, or `ray start`"
-        )
+        yield Finding("error", "Ray", "RAY_ADDRESS=auto, but no cluster runs here", "unset RAY_ADDRESS, or `ray start`")
     elif joins and wanted != "auto" and not is_listening(wanted, SECONDS):
         remedy = "Start the cluster, correct the address, or unset RAY_ADDRESS to start one here."
         yield Finding("error", "Ray", f"nothing responds at RAY_ADDRESS={wanted}", remedy)
@@ -48,7 +46,7 @@ def ray_state() -> Iterator[Finding]:
 
 
 def _owner_of(file: Path) -> str:
-    """Return the name or number of the user who owns a file; empty if it is this user."""
+    """Return the name or ID of the user who owns a file; "" if it is the current user."""
     import pwd
 
     user = file.stat().st_uid
@@ -77,7 +75,7 @@ def _token() -> Iterator[Finding]:
     file = token_file()
     secret = "RAY_AUTH_MODE=token on every node, with one ~/.ray/auth_token (`bash cluster/setup.sh secrets`)"
     if not _uses_token():
-        text = "the cluster requires no token: anybody who can reach its ports can run commands as you"
+        text = "the cluster requires no token, so anyone who can reach its ports can run commands as you"
         yield Finding("warning", "Ray", text, f"Set {secret}.")
     elif not os.environ.get("RAY_AUTH_TOKEN") and not file.is_file():
         yield Finding(

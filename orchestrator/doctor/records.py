@@ -25,17 +25,17 @@ MAX_SWEEPS = 30  # number of newest sweeps that are checked
 
 @dataclass(frozen=True)
 class Examined:
-    """The folders, stream and server that are checked."""
+    """Folders, stream and MLflow server that are checked."""
 
     runs: Path
     store: str
     stream_name: str | None
-    stream: Stream | None  # None: not requested, embedded, or unreadable
+    stream: Stream | None  # None if no stream was named, or if it is embedded or unreadable
     tracking_uri: str
 
     @property
     def local_store(self) -> Path | None:
-        """Return the folder of a local store, None for a remote one."""
+        """Return the folder of a local store, or None for a remote store."""
         scheme, separator, rest = self.store.partition("://")
         if separator and scheme != "file":
             return None
@@ -46,6 +46,7 @@ _FOLDERS = ("artifacts", "outbox", EVENTS, "pages", "streams", "sweeps", "tables
 
 
 def mlflow(place: Examined) -> Iterator[Finding]:
+    """Check the subfolders of the runs folder, the MLflow server or database, and unfinished sweeps."""
     for path in (place.runs / name for name in _FOLDERS):
         if os.path.lexists(path) and not path.is_dir():
             yield Finding("error", "runs", f"{path}: is not a folder", "Move it away.")
@@ -83,12 +84,12 @@ def open_server(uri: str, address: SplitResult) -> Finding:
     if is_near or not address.hostname:
         return Finding("ok", "MLflow", f"{address.hostname or uri} responds")
     bare = address._replace(netloc=address.netloc.rpartition("@")[2], path="/api/2.0/mlflow/experiments/search")
-    proxies = urllib.request.ProxyHandler(proxies_of(uri))  # as in MLflow's client
+    proxies = urllib.request.ProxyHandler(proxies_of(uri))  # as MLflow's client chooses them
     try:
         with urllib.request.build_opener(proxies).open(bare._replace(query="max_results=1").geturl(), timeout=5):
-            text = f"{address.hostname} requires no password: anybody who can reach it can read and change every record"
+            text = f"{address.hostname} does not require a password, so anyone who can reach it can change every record"
             return Finding("warning", "MLflow", text, "Start it with cluster/services.sh, which sets a password.")
-    except OSError:  # 401 among others
+    except OSError:  # for example status 401
         return Finding("ok", "MLflow", f"{address.hostname} responds, and requires a password")
 
 
@@ -105,11 +106,13 @@ def _database_problem(file: Path) -> Finding | None:
 
 
 def outbox(place: Examined) -> Iterator[Finding]:
+    """Find records that wait for MLflow, and records that MLflow has refused."""
     outbox = Outbox(place.runs / "outbox")
     waiting = sum(len(outbox.read(name)[0]) for name in outbox.pending())
     refused = [file.stem for file in outbox.folder.glob(f"*{REFUSED}.jsonl") if file.stat().st_size]
     if waiting:
-        yield Finding("warning", "outbox", f"{waiting} records wait for MLflow", f"`ctvr sync{_runs_option(place)}`")
+        remedy = f"`ctvr runs sync{_runs_option(place)}`"
+        yield Finding("warning", "outbox", f"{waiting} records wait for MLflow", remedy)
     if refused:
         text = f"MLflow refused records of {listed([name.removesuffix(REFUSED) for name in refused])}"
         yield Finding("warning", "outbox", text, f"Inspect {outbox.folder}/*{REFUSED}.jsonl, then remove these files.")

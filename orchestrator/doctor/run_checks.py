@@ -34,20 +34,20 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 EMBEDDED_BYTES = 500 * 10**6  # upper estimate of videos and frames of the embedded streams
-NUM_FRAMES, IMAGE_SIZE = 12, 224  # defaults if the stream recommends none: of data.num_frames, CLIP's image size
+NUM_FRAMES, IMAGE_SIZE = 12, 224  # default of data.num_frames, and image size of CLIP in pixels
 BATCH, BACKBONE = 8, "ViT-B-32"  # defaults if the stream recommends none
-LOW_DISK, NO_DISK = 5 * 10**9, 500 * 10**6  # free bytes, in addition to those for the stream
-STORE_SECONDS = 6.0  # response time of a store
+LOW_DISK, NO_DISK = 5 * 10**9, 500 * 10**6  # free bytes, in addition to the bytes of the stream's frames
+STORE_SECONDS = 6.0  # timeout of a store
 
 
 def examine(runs: Path, store: str, stream: str | None, videos: Path | None, tracking_uri: str) -> list[Finding]:
-    """Check everything that a sweep depends on. Never raises: a failed check is a finding.
+    """Check everything that a sweep depends on. A check that fails is reported as a finding, so nothing is raised.
 
     Args:
         runs: the runs folder; need not exist.
-        store: URI of the object store; empty = `<runs>/store`.
+        store: URI of the object store; if empty, `<runs>/store`.
         stream: name or manifest of the stream; None skips the checks of videos.
-        videos: base folder of the manifest's videos, if not the folder that the manifest names.
+        videos: base folder of the videos; if None, the folder that the manifest names.
         tracking_uri: URI of MLflow, `tracking.default_uri(runs)`.
     """
     runs = Path(runs).resolve()
@@ -61,7 +61,7 @@ def examine(runs: Path, store: str, stream: str | None, videos: Path | None, tra
             yield from _videos(loaded[0])
 
     bare = Examined(runs, store or str(runs / "store"), stream, None, tracking_uri)
-    findings = _guarded("stream", read_stream)
+    findings = _run_check("stream", read_stream)
     place = replace(bare, stream=loaded[0] if loaded else None)
     examinations: dict[str, Callable[[], Iterator[Finding]]] = {
         "versions": machine.versions,
@@ -80,7 +80,7 @@ def examine(runs: Path, store: str, stream: str | None, videos: Path | None, tra
         "outbox": partial(records.outbox, place),
     }
     for subject, examination in examinations.items():
-        findings += _guarded(subject, examination)
+        findings += _run_check(subject, examination)
     return findings
 
 
@@ -104,14 +104,14 @@ def to_text(findings: list[Finding]) -> str:
     return "\n".join([*lines, " and ".join(counts)])
 
 
-def _guarded(subject: str, examination: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    """Return the findings of one check; an exception in it is a finding."""
+def _run_check(subject: str, examination: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """Return the findings of one check; an exception in it is reported as a finding."""
     found: list[Finding] = []
     try:
         for finding in examination():
             found.append(finding)
     except ConfigError as error:
-        found.append(_of_error(subject, error))
+        found.append(_to_finding(subject, error))
     except Exception as error:  # a failed check must not prevent the others
         log.debug("doctor: %s", subject, exc_info=True)
         reason = next(iter(str(error).splitlines()), "")[:200] or type(error).__name__
@@ -123,7 +123,7 @@ def _code() -> Iterator[Finding]:
     yield Finding("ok", "code", f"sources {source_digest()}; nodes of a cluster must show the same")
 
 
-def _of_error(subject: str, error: ConfigError) -> Finding:
+def _to_finding(subject: str, error: ConfigError) -> Finding:
     """Convert an error to a finding."""
     return Finding("error", subject, error.described, error.advice, isinstance(error, TrackingUnavailable))
 
@@ -132,7 +132,7 @@ def _of_error(subject: str, error: ConfigError) -> Finding:
 
 
 def _nearest(folder: Path) -> Path:
-    """Return the folder, or its closest existing parent."""
+    """Return the folder if it exists, or its closest existing parent."""
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
@@ -145,7 +145,7 @@ def frame_bytes(stream: Stream) -> int:
 
 
 def worker_of(stream: Stream | None) -> int:
-    """Return the memory in bytes of a CPU worker with the stream's recommended settings; 0 without a stream."""
+    """Return the bytes of memory of a CPU worker with the recommended settings of the stream; 0 without a stream."""
     if stream is None:
         return 0
     recommended = {"data.num_frames": NUM_FRAMES, "data.batch_size": BATCH, **stream.settings}
@@ -158,16 +158,16 @@ def _disk(place: Examined) -> Iterator[Finding]:
     store = place.local_store
     if store is None:
         copies = cache_folder()
-        yield _disk_of("runs folder", place.runs, 0)
-        yield _disk_of("copies of the store's objects", copies, need)
+        yield _check_disk("runs folder", place.runs, 0)
+        yield _check_disk("copies of the store's objects", copies, need)
         return
     same = _nearest(place.runs).stat().st_dev == _nearest(store).stat().st_dev
-    yield _disk_of("runs folder", place.runs, need if same else 0)
+    yield _check_disk("runs folder", place.runs, need if same else 0)
     if not same:
-        yield _disk_of("store", store, need)
+        yield _check_disk("store", store, need)
 
 
-def _disk_of(what: str, folder: Path, need: int) -> Finding:
+def _check_disk(what: str, folder: Path, need: int) -> Finding:
     at = _nearest(folder)
     elsewhere = "Choose another folder with --runs or --store"
     if what.startswith("copies"):
@@ -190,7 +190,7 @@ def _disk_of(what: str, folder: Path, need: int) -> Finding:
 
 
 def _locks(place: Examined) -> Iterator[Finding]:
-    """Find folders without file locks: MLflow's database needs `fcntl`, our files need `flock` or use a substitute."""
+    """Find folders without file locks. MLflow's database needs `fcntl`; other files need `flock` or a substitute."""
     folders = {place.runs: "--runs", Path(tempfile.gettempdir()): "TMPDIR"}
     if place.local_store is not None:
         folders.setdefault(place.local_store, "--store")
@@ -228,8 +228,8 @@ def _videos(stream: Stream) -> Iterator[Finding]:
         yield Finding("ok", "stream", mark)
 
 
-def _within(seconds: float, work: Callable[[], T]) -> T:
-    """Return the result of `work`, or raise TimeoutError while it continues in its thread."""
+def _run_with_timeout(seconds: float, work: Callable[[], T]) -> T:
+    """Return the result of `work`; after `seconds`, raise TimeoutError, while `work` continues in its thread."""
     result: list[T] = []
     errors: list[Exception] = []
 
@@ -255,7 +255,7 @@ def _store(place: Examined) -> Iterator[Finding]:
         yield Finding("ok", "store", f"{local} will be created")  # `_disk` checks that it can be
         return
     try:
-        store = _within(STORE_SECONDS, lambda: Store.open(place.store))
+        store = _run_with_timeout(STORE_SECONDS, lambda: Store.open(place.store))
         store.check_writable()
     except TimeoutError:
         text = f"{place.store}: does not respond within {STORE_SECONDS:.0f} s"

@@ -1,6 +1,6 @@
 """Models that embed clips and captions, as the scripts of `ctvr streams export-script` use them.
 
-Shapes: B captions or images, T frames, H x W pixels, d numbers in a vector.
+Shapes: B captions or images, T frames, H x W pixels, d dimensions of a vector.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Embedder:
     """A loaded model on its device. Each script has one subclass.
 
     Attributes:
-        model: the torch.nn.Module, of whose weights the card states the digest.
-        card: the keys of the card that depend on the model: embedder, revision, pooling, normalisation.
+        model: the torch.nn.Module; the card states the digest of its weights.
+        card: the keys of the card that depend on the model: embedder, revision, pooling, normalization.
         libraries: packages whose versions the card states.
         has_videos: whether the model embeds videos.
         clips_at_once: clips in one call of `embed_clips`.
-        weights_in: number format of the weights; None leaves them, and computes in mixed precision.
+        weights_in: dtype of the weights; if None, it is unchanged and the model computes in mixed precision.
     """
 
     model: Any
@@ -44,7 +44,7 @@ class Embedder:
         self.options = options
 
     def prepare(self, frames: np.ndarray, seconds: np.ndarray) -> Any:
-        """Prepare a clip (T, H, W, 3) uint8 RGB, with the times (T,) of its frames, on the CPU; called by threads."""
+        """Prepare a clip (T, H, W, 3) uint8 RGB, with the times (T,) of its frames, on the CPU. Threads call it."""
         raise NotImplementedError
 
     def embed_clips(self, clips: Sequence[Any]) -> list[torch.Tensor]:
@@ -81,7 +81,7 @@ class ImageEmbedder(Embedder):
 
 
 def name_of(model: str) -> str:
-    """Return the name of a model for its card: that of a folder without the folders above it, which are private."""
+    """Return the name of a model for its card; of a folder, only the last component, because the others are private."""
     return Path(model).resolve().name if Path(model).is_dir() else model
 
 
@@ -91,7 +91,7 @@ def load(make: Callable[[argparse.Namespace], Embedder], options: argparse.Names
     Raises:
         ConfigError: if a package is missing, or the model or the device cannot be used.
     """
-    torch.backends.cudnn.allow_tf32 = False  # float32 is not TF32
+    torch.backends.cudnn.allow_tf32 = False  # float32 is computed without TF32
     try:
         embedder = make(options)
         embedder.model.eval()
@@ -105,7 +105,7 @@ def load(make: Callable[[argparse.Namespace], Embedder], options: argparse.Names
         raise ConfigError(fault, "--model", options.model, "Correct the name or the files, or --device.") from error
     if options.videos is not None and not embedder.has_videos:
         fault = f"{options.model} embeds captions only"
-        raise ConfigError(fault, "--videos", options.videos, "Leave it out, and embed the videos by another model.")
+        raise ConfigError(fault, "--videos", options.videos, "Omit it, and embed the videos by another model.")
     frames = f"{options.num_frames}, {options.sampling}, decoded by {options.decoder} in ctvr's reader"
     is_mixed = options.precision != "float32" and embedder.weights_in is None
     embedder.card |= {
@@ -148,10 +148,10 @@ def _embed_texts(embedder: Embedder, captions: list[str]) -> list[torch.Tensor]:
 def _compute(
     embedder: Embedder, embed: Callable[[Embedder, list[Any]], list[torch.Tensor]], inputs: list[Any]
 ) -> list[np.ndarray]:
-    """Compute vectors in the precision of the command line, and normalise them as the card states.
+    """Compute vectors in the precision of the command line, and normalize them as the card states.
 
     Raises:
-        ConfigError: if a number is not finite.
+        ConfigError: if a value is not finite.
     """
     options = embedder.options
     is_mixed = options.precision != "float32" and embedder.weights_in is None
@@ -162,7 +162,7 @@ def _compute(
         made = [torch.nn.functional.normalize(each, dim=-1) for each in made]
     found = [each.cpu().numpy() for each in made]
     if not all(np.isfinite(each).all() for each in found):
-        fault = "the model computes numbers that are not finite"
+        fault = "the model computes values that are not finite"
         is_half = options.precision == "float16"
         remedy = "Use bfloat16 or float32." if is_half else "Check the weights, or use --device cpu."
         raise ConfigError(fault, "--precision", options.precision, remedy)

@@ -1,4 +1,4 @@
-"""Options of models of the hub, and their loading with all of their weights."""
+"""Options of models on the Hugging Face hub, and their loading with all of their weights."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import torch
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name a model of the hub."""
-    parser.add_argument("--model", required=True, metavar="NAME", help="name on the hub, or folder")
-    parser.add_argument("--revision", metavar="COMMIT", help="branch, tag or commit of the hub (default: the newest)")
+    """Add the options that name a model on the Hugging Face hub."""
+    parser.add_argument("--model", required=True, metavar="NAME", help="name on the Hugging Face hub, or a folder")
+    parser.add_argument(
+        "--revision", metavar="COMMIT", help="branch, tag or commit on the hub (default: the newest commit)"
+    )
 
 
 def load_whole(kind: Any, options: argparse.Namespace, dtype: torch.dtype | str) -> Any:
     """Load a model by a class of transformers.
 
     Raises:
-        ValueError: if weights of the model are missing in its files; transformers would draw them at random.
+        ValueError: if weights of the model are missing in its files, which transformers would draw at random.
     """
     model, report = kind.from_pretrained(
         options.model, revision=options.revision, dtype=dtype, output_loading_info=True
@@ -29,7 +31,7 @@ def load_whole(kind: Any, options: argparse.Namespace, dtype: torch.dtype | str)
 
 
 def find_commit(model: Any, asked: str | None) -> str:
-    """Return the commit of the hub from which a model was loaded; for a folder, the revision that was asked for."""
+    """Return the commit on the hub from which a model was loaded; for a folder, the requested revision."""
     configs = (getattr(module, "config", None) for module in model.modules())
     commits = (getattr(config, "_commit_hash", None) for config in configs)
     return next(filter(None, commits), None) or asked or "a local folder"

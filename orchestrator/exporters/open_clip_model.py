@@ -1,7 +1,7 @@
 """Embed the videos and captions of a table by a model of open_clip.
 
 Each sampled frame has one vector: the output of the vision tower, resized and cropped by the model's own transform. By
-default vectors are not normalised, so that `ctvr run zero_shot` on them equals `ctvr run zero_shot` on the videos.
+default vectors are not normalized, so that `ctvr run zero_shot` on them equals `ctvr run zero_shot` on the videos.
 
     pip install torch open_clip_torch av pillow
     python SCRIPT --model ViT-B-32 --pretrained openai --table my.csv --videos VIDEOS --out features

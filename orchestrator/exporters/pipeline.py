@@ -1,9 +1,9 @@
 """Export of the captions and videos of a table as features, for any embedder: the shared part of all scripts.
 
-A script of `ctvr streams export-script` is this package's modules of one embedder with the readers of ctvr, in one file
-(script.py). They use other packages of ctvr inside functions only, because those follow in the file.
+A script of `ctvr streams export-script` has this package's modules of one embedder and the readers of ctvr in one file
+(script.py). The modules use other packages of ctvr only inside functions, because those follow later in the file.
 
-Shapes: T frames, H x W pixels, d numbers in a vector.
+Shapes: T frames, H x W pixels, d dimensions of a vector.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ctvr.orchestrator.vectors.card import CARD, KEYS
 from ctvr.orchestrator.video.decode import decode
 from ctvr.orchestrator.video.sampling import NATIVE, Sampling, choose_frames
 
-TEXT_FILE, PARTS, PART = "texts.npy", ".texts", 1024  # captions in one file of a part
+TEXT_FILE, PARTS, PART = "texts.npy", ".texts", 1024  # PART: captions per partial file
 NEWS = 30.0  # seconds between lines of progress
 
 
@@ -59,10 +59,10 @@ def run(
     """Run a script and return its exit status: 0 done, 1 some videos cannot be read, 2 wrong input, 130 stopped.
 
     Args:
-        make: loads the model.
-        parser: has the options of the model.
-        packages: those that the model needs, as pip writes them.
-        defaults: of options that differ from those of other scripts.
+        make: function that loads the model.
+        parser: parser with the options of the model.
+        packages: the packages that the model needs, as arguments of pip.
+        defaults: defaults of options that differ from those of other scripts.
     """
     _add_options(parser)
     parser.set_defaults(**defaults)
@@ -133,7 +133,7 @@ def _check(options: argparse.Namespace, names: dict[tuple[str, Any], str]) -> No
 
 
 def _find_videos(options: argparse.Namespace, names: dict[tuple[str, Any], str]) -> dict[tuple[str, Any], Video]:
-    """Return the videos of the table, by name and segment there; a missing file is reported when it is read."""
+    """Map (name, segment) in the table to the video; a missing file is reported when it is read."""
     folder, found = VideoFolder(options.videos), {}
     for (video, segment), name in names.items():
         path, is_cut = folder.find(video)
@@ -150,7 +150,7 @@ def _export(
     out: Path = options.out
     _write_card(embedder, out)
     captions = list(dict.fromkeys(caption for _, _, found in rows for caption in found))
-    vectors = dict(zip(captions, _captions_of(embedder, captions, out / PARTS)))
+    vectors = dict(zip(captions, _embed_all_captions(embedder, captions, out / PARTS)))
     bad = _embed_videos(embedder, list(videos.values()))
     kept = [row for row in rows if not options.skip_bad or videos.get(row[0]) not in bad]
     table: Path = options.table
@@ -158,7 +158,7 @@ def _export(
         raise ConfigError("contains no video that can be read", options.videos, remedy="Correct the folder.")
     if len(kept) < len(rows):
         table = out / "table.csv"
-        _publish(table, _as_csv([cells for _, cells, _ in kept]))
+        _publish(table, _to_csv([cells for _, cells, _ in kept]))
     _save(out / TEXT_FILE, np.stack([vectors[caption] for _, _, found in kept for caption in found]))
     if bad and not options.skip_bad:
         fault = f"{len(bad)} of {len(videos)} videos cannot be read. Repair them and repeat the command, or add"
@@ -194,7 +194,7 @@ def _write_card(embedder: Embedder, out: Path) -> None:
     if card.exists() and (before := card.read_text(encoding="utf-8")) != text:
         other = next((line for line in before.splitlines() if f"{line}\n" not in lines), "")
         fault = "belongs to an export by another model or other settings"
-        raise ConfigError(fault, card, other, "Give another folder as --out, or remove this one.")
+        raise ConfigError(fault, card, other, "Use another folder as --out, or remove this one.")
     if not card.exists():
         if embedder.has_videos:
             file = io.BytesIO()
@@ -212,7 +212,7 @@ def _versions(*names: str) -> dict[str, str]:
     return found
 
 
-def _captions_of(embedder: Embedder, captions: list[str], folder: Path) -> Iterator[np.ndarray]:
+def _embed_all_captions(embedder: Embedder, captions: list[str], folder: Path) -> Iterator[np.ndarray]:
     """Yield the vector (d,) of each caption; finished parts are in files, so that a killed export continues."""
     for start in range(0, len(captions), PART):
         part = captions[start : start + PART]
@@ -225,7 +225,7 @@ def _captions_of(embedder: Embedder, captions: list[str], folder: Path) -> Itera
 def _embed_videos(embedder: Embedder, videos: list[Video]) -> dict[Video, str]:
     """Write the features of each video; return those that cannot be read, with the reason.
 
-    Videos that one pass embeds are embedded again together if one of them is missing: rounding depends on the batch.
+    Videos that one pass embeds are embedded again together if one is missing, because rounding depends on the batch.
     """
     options, size = embedder.options, embedder.clips_at_once
     files = {video: options.out / f"{video.name}.npy" for video in videos}
@@ -234,7 +234,7 @@ def _embed_videos(embedder: Embedder, videos: list[Video]) -> dict[Video, str]:
     bad: dict[Video, str] = {}
     done, count, start = 0, sum(map(len, waiting)), time.monotonic()
     last = start
-    for group, found in _decoded(embedder, waiting):
+    for group, found in _decode_ahead(embedder, waiting):
         for video, clip in zip(group, found):
             if isinstance(clip, VideoError):
                 bad[video] = str(clip)
@@ -249,7 +249,7 @@ def _embed_videos(embedder: Embedder, videos: list[Video]) -> dict[Video, str]:
     return bad
 
 
-def _decoded(embedder: Embedder, groups: list[list[Video]]) -> Iterator[tuple[list[Video], list[Any]]]:
+def _decode_ahead(embedder: Embedder, groups: list[list[Video]]) -> Iterator[tuple[list[Video], list[Any]]]:
     """Yield each group with its prepared clips, or the errors of those that cannot be read; threads decode ahead."""
     options = embedder.options
     sampling = Sampling(options.num_frames, NATIVE, options.sampling)
@@ -274,7 +274,7 @@ def _decoded(embedder: Embedder, groups: list[list[Video]]) -> Iterator[tuple[li
             yield ready, [clip.result() for clip in clips]
 
 
-def _as_csv(rows: list[dict[str, str]]) -> bytes:
+def _to_csv(rows: list[dict[str, str]]) -> bytes:
     """Return the cells of rows as a table, without columns that are empty."""
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
     file = io.StringIO(newline="")
@@ -291,7 +291,7 @@ def _save(path: Path, array: np.ndarray) -> None:
 
 
 def _publish(path: Path, content: bytes) -> None:
-    """Write a file aside and rename it, so that a killed export leaves no half of it."""
+    """Write a file under a temporary name and rename it, so that a killed export does not leave a part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{hashlib.sha256(path.name.encode()).hexdigest()[:16]}.part")
     new.write_bytes(content)

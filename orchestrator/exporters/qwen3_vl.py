@@ -3,7 +3,7 @@
 A video has one vector, and so has a caption: the last hidden state at the last token of a conversation, at unit length.
 The system message is an instruction, the user's message the video or the caption, and the conversation ends where the
 assistant would answer. Frames are resized as in the authors' script for a video file: sides are multiples of 32 pixels,
-and an image has 128 to 768 tokens of 32 x 32 pixels, or fewer if there are many. Differences from that script: frames
+and an image has 128 to 768 tokens of 32 x 32 pixels, or fewer for many frames. Differences from that script: frames
 are those that ctvr samples, each with its own time, instead of one a second, and a video is never truncated.
 
 Not checked: the released weights (2B, 8B) and their chat template were not available. We compared a random model of
@@ -29,7 +29,7 @@ from ctvr.orchestrator.exporters.pipeline import run
 
 INSTRUCTION = "Represent the user's input."
 LENGTH = 8192  # tokens of a caption
-SIDE = 32  # pixels of a token's side
+SIDE = 32  # side of a token in pixels
 LEAST, MOST, TOTAL = 128 * SIDE**2, 768 * SIDE**2, 7680 * SIDE**2  # pixels of a frame, and of half a video's frames
 
 

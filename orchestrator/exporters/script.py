@@ -2,7 +2,7 @@
 
 A script is the module of an embedder with the definitions of ctvr that it uses, directly or not: the shared pipeline
 and the readers of tables and videos. Their text is copied, so a script samples exactly the frames that ctvr samples.
-Nothing is imported: printing a script needs neither torch nor the package of the model.
+The modules are not imported, so printing a script needs neither torch nor the package of the model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PACKAGE = "ctvr.orchestrator.exporters"
 
 
 class _Module:
-    """A module as text: the top-level statements, and by name those that define it and those that import it."""
+    """Source of a module: its top-level statements, and for each name those that define it and those that import it."""
 
     def __init__(self, path: Path) -> None:
         text = path.read_text(encoding="utf-8")
@@ -51,7 +51,7 @@ class _Module:
                     self.definitions.setdefault(name, []).append(statement)
 
     def origin(self, name: str) -> tuple[_Module, str] | None:
-        """Return the module of ours that defines a name of this module, and the name there; None for other names."""
+        """Return our module that defines a name of this module, and the name there; None for other names."""
         if name in self.definitions:
             return self, name
         for found in self.imports.get(name, ()):
@@ -61,7 +61,7 @@ class _Module:
         return None
 
     def needs(self) -> list[_Module]:
-        """Return the modules of ours from which this one imports."""
+        """Return our modules from which this module imports."""
         found = (self.origin(name) for name in self.imports)
         return list(dict.fromkeys(each[0] for each in found if each is not None))
 
@@ -89,10 +89,10 @@ def write_script(text: str, out: Path) -> str:
     imported = {each.name.partition(".")[0] for node in nodes if isinstance(node, ast.Import) for each in node.names}
     imported |= {str(node.module).partition(".")[0] for node in nodes if isinstance(node, ast.ImportFrom)}
     if out.stem in imported:
-        remedy = "Give another name, such as embed.py."
+        remedy = "Use another name, such as embed.py."
         raise ConfigError(f"would hide the package {out.stem}, which the script imports", "--out", str(out), remedy)
     if out.exists() or out.is_symlink():
-        raise ConfigError("already exists", "--out", str(out), remedy="Give another file.")
+        raise ConfigError("already exists", "--out", str(out), remedy="Use another file.")
     publish(out, text.encode())
     return f"written: {out}\nnext: python {shlex.quote(str(out))} --help"
 
@@ -121,15 +121,15 @@ def _join(entry: _Module, note: str) -> str:
         assert len(found) == 1 or all(each.startswith(f"import {name}.") for each in found), f"{name}: {found}"
     own: list[_Module] = []
     others: list[_Module] = []
-    # our modules use the others inside functions only, so they come first
-    for each in _in_order(entry):
+    # the exporters use the other modules only inside functions, so they come first
+    for each in _order_modules(entry):
         if each in used.values():
             (own if each.path.parent == entry.path.parent else others).append(each)
     names = _new_names([*own, *others], used)
     imports = sorted(set().union(*libraries.values()), key=_import_key)
     parts = [f'"""{entry.document}"""', f"# {note}", "from __future__ import annotations", "\n".join(imports)]
     for title, modules in (("Model and export", own), ("Readers of tables and videos, copied from ctvr", others)):
-        texts = [_renamed(each, one, names) for each in modules for one in each.texts if used.get(one) is each]
+        texts = [_rename_in(each, one, names) for each in modules for one in each.texts if used.get(one) is each]
         parts.append("\n".join([f"# ---- {title}", *texts]))
     return "\n\n".join([*parts, '\nif __name__ == "__main__":\n    raise SystemExit(main())']) + "\n"
 
@@ -139,7 +139,7 @@ def _import_key(line: str) -> tuple[bool, str]:
     return line.startswith("from"), line
 
 
-def _in_order(module: _Module) -> Iterator[_Module]:
+def _order_modules(module: _Module) -> Iterator[_Module]:
     """Yield a module and all that it imports, each after those that it imports itself."""
     seen: set[_Module] = set()
 
@@ -163,7 +163,7 @@ def _new_names(modules: list[_Module], used: dict[ast.stmt, _Module]) -> dict[tu
     return found
 
 
-def _renamed(module: _Module, statement: ast.stmt, names: dict[tuple[_Module, str], str]) -> str:
+def _rename_in(module: _Module, statement: ast.stmt, names: dict[tuple[_Module, str], str]) -> str:
     """Return the text of a statement with the new names of what it defines and uses."""
     text = module.texts[statement]
     inside = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}

@@ -1,8 +1,9 @@
 """Embed the videos and captions of a table by a CLIPModel, SiglipModel or Siglip2Model of transformers.
 
 Each sampled frame has one vector, get_image_features of the model on the output of its own image processor. A caption
-has get_text_features. By default vectors are not normalised. Files of SigLIP2 load as SiglipModel if their images have
-a fixed size, and as Siglip2Model if not (NaFlex). We compared random weights with direct calls, not released weights.
+has the vector of get_text_features. By default vectors are not normalized. Files of SigLIP2 load as SiglipModel if
+their images have a fixed size, and as Siglip2Model if not (NaFlex). We compared random weights with direct calls, but
+not released weights.
 
     pip install "transformers>=5" torch torchvision av pillow
     python SCRIPT --model google/siglip2-base-patch16-224 --table my.csv --videos VIDEOS --out features
@@ -34,7 +35,7 @@ class DualEncoder(ImageEmbedder):
 
         kind = AutoConfig.from_pretrained(options.model, revision=options.revision).model_type
         if kind not in PADDING:
-            raise ValueError(f"it is of the kind {kind}, not {', '.join(PADDING)}")
+            raise ValueError(f"its model type is {kind}, not {', '.join(PADDING)}")
         self.model = load_whole(AutoModel, options, torch.float32)
         self.processor = AutoProcessor.from_pretrained(options.model, revision=options.revision)
         self.padding, self.length = PADDING[kind], self.model.config.text_config.max_position_embeddings
@@ -58,7 +59,7 @@ class DualEncoder(ImageEmbedder):
         return self._pooled(self.model.get_text_features(**inputs))
 
     def _pooled(self, output: Any) -> torch.Tensor:
-        """Return vectors (B, d): transformers 5 returns them in an object."""
+        """Return vectors (B, d), which transformers 5 wraps in an object."""
         found: torch.Tensor = getattr(output, "pooler_output", output)
         return found
 

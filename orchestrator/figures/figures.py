@@ -1,6 +1,7 @@
-"""Figures without a GUI, and plots of the T x T matrices of a run. Line and scatter plots: plots.py.
+"""Matplotlib figures without a GUI, and plots of matrices, shares and positions. plots.py draws lines and points.
 
-Shapes: T tasks. A matrix holds R@1 in percent of task i (column) after task t (row); the rest is NaN or None.
+Shapes: T tasks. A matrix of a run contains R@1 in percent of task i (column) after task t (row). Cells with i > t are
+NaN or None.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ R = TypeVar("R")
 def use_default_style(draw: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function to draw with matplotlib's default settings, ignoring any matplotlibrc.
 
-    matplotlib reads that file from the current folder first. It can change every figure, and with text.usetex it
-    starts LaTeX on a preamble of its own.
+    matplotlib reads that file from the current folder first. The file can change every figure. With
+    text.usetex, it can start LaTeX with an arbitrary preamble.
     """
 
     @functools.wraps(draw)
     def drawn(*given: P.args, **named: P.kwargs) -> R:
-        logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a home folder that cannot be written
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)  # matplotlib warns if the home folder is read-only
         import matplotlib
 
         defaults: Any = {name: value for name, value in matplotlib.rcParamsDefault.items() if name != "backend"}
@@ -46,7 +47,7 @@ def use_default_style(draw: Callable[P, R]) -> Callable[P, R]:
 
 
 def to_square_matrix(matrix: Matrix) -> np.ndarray:
-    """Convert lower-triangular lists (row t may stop at column t) or nested lists to (T, T) float64 with NaN above."""
+    """Convert nested lists, of which row t may stop at column t, to (T, T) float64 with NaN above the diagonal."""
     size = len(matrix)
     full = np.full((size, size), np.nan)
     for t, row in enumerate(matrix):
@@ -59,9 +60,10 @@ def to_square_matrix(matrix: Matrix) -> np.ndarray:
 def draw_matrices(
     matrices: Mapping[str, Matrix], title: str = "", counted: str = "R@1", limits: tuple[float, float] | None = None
 ) -> Figure:
-    """Draw one panel per matrix, next to each other on one colour scale, with the numbers in the cells.
+    """Draw one panel per matrix, next to each other on one color scale, with the numbers in the cells.
 
-    `limits`: values of the palest and the darkest colour; None: the smallest and the largest number.
+    `counted` is the name of the metric. `limits` are the values of the palest and the darkest color. If None, these are
+    the smallest and the largest value.
     """
     figure, panels = new_figure(len(matrices), panel=max(3.4, 0.46 * max(map(len, matrices.values())) + 1.4))
     arrays = {name: to_square_matrix(matrix) for name, matrix in matrices.items()}
@@ -80,7 +82,10 @@ def draw_matrices(
 
 @use_default_style
 def draw_changes(changes: Mapping[str, Matrix], title: str, counted: str = "R@1") -> Figure:
-    """Draw one panel per row of a table on one colour scale: gains (blue) and losses (red) in points, with signs."""
+    """Draw one panel per row of a table on one color scale: gains (blue) and losses (red) in points, with signs.
+
+    `counted` is the name of the metric.
+    """
     arrays = {name: to_square_matrix(matrix) for name, matrix in changes.items()}
     columns = min(3, len(arrays))
     lines = -(-len(arrays) // columns)
@@ -121,7 +126,7 @@ def draw_similarities(matrices: Mapping[str, Sequence[Sequence[float]]], title: 
 
 @use_default_style
 def draw_scores(matrices: Mapping[str, Sequence[Sequence[float]]], title: str) -> Figure:
-    """Draw one panel per matrix of captions x videos, each on its own colour scale."""
+    """Draw one panel per matrix of captions x videos, each on its own color scale."""
     largest = max(map(len, matrices.values()))
     figure, panels = new_figure(len(matrices), panel=max(3.4, min(5.0, 0.42 * largest + 1.4)))
     for panel, (name, matrix) in zip(panels, matrices.items()):
@@ -136,9 +141,13 @@ def draw_scores(matrices: Mapping[str, Sequence[Sequence[float]]], title: str) -
 
 @use_default_style
 def draw_drift(points: np.ndarray, others: np.ndarray, labels: Sequence[str], title: str, other: str) -> Figure:
-    """Draw positions (T, N, 2) of N queries in T states, joined in order, and other points (M, 2).
+    """Draw the positions (T, N, 2) of N queries in T states of a model, joined in order, and M other points (M, 2).
 
-    States go from dark to bright, so that they are distinguishable without colour.
+    Markers change from dark to bright over the states, so that they are distinguishable without color.
+
+    Args:
+        labels: names of the T states in the legend.
+        other: name of the other points in the legend.
     """
     from matplotlib import colormaps
 
@@ -162,7 +171,7 @@ def draw_shares(shares: np.ndarray, title: str) -> Figure:
     """Draw the share (%) of each expert (E rows) in each task (T columns), with the numbers in the cells."""
     experts, tasks = shares.shape
     figure, (panel,) = new_figure(1, panel=max(2.6, 0.36 * experts + 1.5), width=max(4.6, 0.43 * tasks + 2.2))
-    routed = shares[:, np.nanmax(shares, axis=0, initial=0) < 100]  # else an expert with 100 % makes the others pale
+    routed = shares[:, np.nanmax(shares, axis=0, initial=0) < 100]  # an expert with 100 % would make the others pale
     high = max(float(np.nanmax(routed, initial=0)), 1.0)
     image = _matrix(panel, shares, 0.0, high, ("task", "expert"))
     _bar(figure, image, [panel], "share of the gates (%)", (0.0, high))
@@ -172,26 +181,32 @@ def draw_shares(shares: np.ndarray, title: str) -> Figure:
 
 @use_default_style
 def save(figure: Figure, to: Path | BinaryIO, form: str = "png") -> None:
-    """Write a figure as "png" or "pdf"; its bytes depend only on the numbers."""
-    metadata = {"CreationDate": None, "Creator": None, "Producer": None} if form == "pdf" else {"Software": None}
-    figure.savefig(to, dpi=150, format=form, metadata=metadata)
+    """Write a figure as "png", "pdf" or "svg". The bytes depend only on what the figure shows."""
+    import matplotlib
+
+    omitted = {"pdf": ("CreationDate", "Creator", "Producer"), "svg": ("Date", "Creator")}.get(form, ("Software",))
+    with matplotlib.rc_context({"svg.hashsalt": "ctvr"}):  # otherwise ids in the SVG are random
+        figure.savefig(to, dpi=150, format=form, metadata=dict.fromkeys(omitted))
 
 
 def to_bytes(figure: Figure, form: str) -> bytes:
-    """Return a figure as bytes, as written by `save`."""
+    """Return the bytes that `save` writes for a figure."""
     buffer = io.BytesIO()
     save(figure, buffer, form)
     return buffer.getvalue()
 
 
 def wrap_name(name: str) -> str:
-    """Wrap a row's name for the legend, so that it leaves enough width for the plot."""
+    """Wrap the name of a row for the legend, so that the plot has enough width. Cut names of more than four lines."""
     lines = textwrap.wrap(name, 28, break_long_words=True)
     return "\n".join([*lines[:3], "..."] if len(lines) > 4 else lines)
 
 
 def new_figure(count: int, panel: float, width: float | None = None, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """Make a figure with `count` panels per row, `panel` inches high in total, without pyplot's global state."""
+    """Make a figure of `rows` x `count` panels without the global state of pyplot; return it with its panels.
+
+    The figure is `panel` inches high and `width` inches wide. By default, each panel is `panel` inches wide.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as NewFigure
 
@@ -217,9 +232,10 @@ def _matrix(
     digits: int | None = -1,
     signed: bool = False,
 ) -> Any:
-    """Draw cells with numbers of `digits` decimals (-1: as many as fit; None: without numbers).
+    """Draw an array as colored cells with values of `digits` decimals, and return the image.
 
-    If `signed`, numbers have a sign, losses are red, gains blue, and `low` is `-high`.
+    If `digits` is -1, as many decimals as fit are shown. If it is None, values are not shown. If `signed`, values have
+    a sign, losses are red, gains are blue, and `low` must be `-high`.
     """
     rows, columns = array.shape
     palest = low if signed else low - 0.15 * (high - low)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from ctvr.orchestrator.figures.figures import new_figure, use_default_style, wrap_name
-from ctvr.orchestrator.figures.styles import FAINT, INK, LineName, Style, styles_of
+from ctvr.orchestrator.figures.styles import FAINT, INK, SOFT, LineName, Style, styles_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,25 +22,27 @@ Scale = Literal["linear", "log"]
 
 @dataclass(frozen=True)
 class Line:
-    """One row of a table in a panel: (x, mean, std), with std NaN if unknown."""
+    """One row of a table in a panel. `points` are (x, mean, std), where std is NaN if it is unknown."""
 
     label: str
-    method: str  # determines colour, line and marker
+    method: str  # determines color, line and marker
     points: Sequence[tuple[float, float, float]]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot of a figure."""
+    """One plot of a figure: axis titles, lines, and their decoration."""
 
     x: str
     y: str
     lines: Sequence[Line]
     title: str = ""
     levels: Sequence[Line] = ()  # rows without an x, drawn as a horizontal line at the first point's mean
+    dashed: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)  # label -> (x, y); gray lines
     joined: bool = True  # False: points only, with their std as error bars
+    bars: bool = False  # True: bars instead of lines, as a group at each x with one bar per line
     scale: Scale = "linear"
-    ticks: Sequence[tuple[float, str]] = ()  # position and label; if empty, integer x values if there are few
+    ticks: Sequence[tuple[float, str]] = ()  # (position, label); if empty, the x values if they are few integers
     borders: Sequence[float] = ()  # vertical lines, for example at the ends of tasks
     front: Sequence[tuple[float, float]] = ()  # corners of a Pareto front
     between: tuple[float, float] | None = None  # limits of y, for panels that are compared
@@ -58,16 +60,20 @@ def draw(panels: Sequence[Panel], title: str) -> Figure:
     width = (4.3 if columns > 1 else 5.2) * columns + 2.2 * of_legend
     figure, places = new_figure(columns, panel=3.9 * rows, width=width, rows=rows)
     for panel, place in zip(panels, places):
-        for line in panel.lines:
-            _line(place, panel, line, styles[line.label, line.method])
+        for number, line in enumerate(panel.lines):
+            style = styles[line.label, line.method]
+            _bars(place, line, style, number, len(panel.lines)) if panel.bars else _line(place, panel, line, style)
         for level in panel.levels:
             _level(place, level, styles[level.label, level.method])
+        for label, points in panel.dashed.items():
+            place.plot(*zip(*points), color=SOFT, linestyle=(0, (4, 3)), linewidth=1.2, zorder=1)
+            place.annotate(label, points[-1], (0, 3), textcoords="offset points", fontsize=8, color=SOFT, ha="right")
         _dress(place, panel)
     for place in places[len(panels) :]:
         place.set_visible(False)
     figure.suptitle(title, fontsize=11, color=INK, x=0.01, ha="left")
     levels = {(level.label, level.method) for panel in panels for level in panel.levels}
-    joined = any(panel.joined for panel in panels)
+    joined = any(panel.joined and not panel.bars for panel in panels)
     handles = [_handle(style, joined, is_level=row in levels) for row, style in styles.items()]
     figure.legend(
         handles, names, fontsize=8, frameon=False, loc="outside right upper", handlelength=3.2, ncols=of_legend
@@ -85,7 +91,7 @@ def _handle(style: Style, joined: bool, is_level: bool) -> Line2D:
 
 
 def _dashed(style: Style) -> LineName:
-    """Return a level's line style, which is never solid: it could be mistaken for a row's line."""
+    """Return the line style of a level. It is not solid, so that it differs from the line of a row."""
     return style.line if style.line != "-" else "--"
 
 
@@ -105,6 +111,15 @@ def _line(place: Axes, panel: Panel, line: Line, style: Style) -> None:
     )
     if panel.joined and np.isfinite(stds).any():
         place.fill_between(x, means - stds, means + stds, color=style.colour, alpha=0.13, linewidth=0)
+
+
+def _bars(place: Axes, line: Line, style: Style, number: int, count: int) -> None:
+    """Draw the bars of the `number`-th of `count` lines. The bars at one x have a total width of 0.8."""
+    x, means, stds = (np.asarray(column, float) for column in zip(*line.points))
+    error = np.nan_to_num(stds) if np.isfinite(stds).any() else None
+    width = 0.8 / count
+    place.bar(x + (number - (count - 1) / 2) * width, means, 0.92 * width, yerr=error, color=style.colour)
+    place.axhline(0, color=INK, linewidth=0.8)
 
 
 def _level(place: Axes, level: Line, style: Style) -> None:

@@ -1,4 +1,4 @@
-"""Styles of methods in all figures: each has a fixed colour, line and marker, distinguishable without colour."""
+"""Styles of methods in all figures. Each method has a fixed color, line and marker, distinguishable without color."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 LineName = Literal["-", "--", ":", "-."]
-INK, FAINT = "#24292f", "#d0d7de"
-# Okabe-Ito without the pale yellow, which is invisible on white: distinguishable with a colour vision deficiency.
+INK, SOFT, FAINT = "#24292f", "#59636e", "#d0d7de"
+# Okabe-Ito without the pale yellow, which is invisible on white: distinguishable with a color vision deficiency.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
 LINES: tuple[LineName, ...] = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 MORE_MARKERS = ("<", ">", "p", "h", "*", "d", "8")  # for methods after the first 56, which use all other markers
-# A method's position determines its style: append, never insert
+# The position of a method determines its style, so append new methods and never insert them
 ORDER = (
     *("clip4clip", "framefusion_moe", "structalign", "lwf", "xpool", "moe_adapter", "zero_shot"),
     *("clip_vip", "tvr_plus_cl", "zscl", "vr_lwf", "tempme", "lora", "upper_bound"),
@@ -32,13 +32,13 @@ ORDER = (
 
 @dataclass(frozen=True)
 class Style:
-    """Style of a row: colour, line and marker."""
+    """Style of a row: color, line and marker."""
 
     colour: str
     line: LineName
     marker: str
     is_hollow: bool = False  # the marker is an outline
-    hue: int = 0  # index into COLOURS, of which `colour` may be a shade
+    hue: int = 0  # index into `COLOURS`, of which `colour` may be a shade
 
     @property
     def face(self) -> str:
@@ -46,9 +46,10 @@ class Style:
 
 
 def style_of(method: str, variant: int = 0) -> Style:
-    """Return the style of the `variant`-th row of a method in its figure: a shade of the method's colour.
+    """Return the style of a row of a method, where `variant` is the 0-based index of the row among rows of the method.
 
-    The position of a third-party method comes from a digest of its name.
+    Row 0 has the color of the method, other rows have shades of it. The style of a third-party method follows from a
+    digest of its name.
     """
     known = method in ORDER
     place = ORDER.index(method) if known else int(hashlib.sha256(method.encode()).hexdigest()[:8], 16)
@@ -68,7 +69,8 @@ def style_of(method: str, variant: int = 0) -> Style:
 def styles_of(rows: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Style]:
     """Return the style of each row (label, method) of a figure; rows of one method differ in shade, line and marker.
 
-    The row whose label is the method's name has the method's own style; if there is none, the method's first row has.
+    The row whose label is the name of its method has the style of the method. Without such a row, the first row of the
+    method has it.
     """
     found = {}
     for label, method in rows:
@@ -78,7 +80,7 @@ def styles_of(rows: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Style]:
 
 
 def _mixed(colour: str, other: str, share: float) -> str:
-    """Mix `share` of another colour into a colour, both as #rrggbb."""
+    """Mix color `other` with weight `share` into color `colour`; all colors are #rrggbb."""
     pairs = ((int(a, 16), int(b, 16)) for a, b in zip(_parts(colour), _parts(other)))
     return "#" + "".join(f"{round((1 - share) * a + share * b):02x}" for a, b in pairs)
 

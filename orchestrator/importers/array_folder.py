@@ -1,4 +1,4 @@
-"""Folder of an imported stream's arrays or videos. Each import writes a numbered folder, which the manifest then names.
+"""Folder of an imported stream's arrays or videos. Each import writes a numbered folder, which the manifest names.
 
 The manifest is replaced last and atomically, so an earlier stream of that name is intact until the new one is complete.
 """
@@ -16,7 +16,7 @@ from ctvr.orchestrator.errors import NOT_WRITABLE, ConfigError
 from ctvr.orchestrator.processes import hold_lock
 from ctvr.orchestrator.streams.manifest import read_json
 
-_BEFORE = re.compile(r"\d{6}\.npy|texts\.npz|features\.yaml|canaries\.npz")  # of features without a numbered folder
+_BEFORE = re.compile(r"\d{6}\.npy|texts\.npz|features\.yaml|canaries\.npz")  # of versions without numbered folders
 
 
 def current_arrays(place: Path) -> Path | None:
@@ -39,7 +39,7 @@ def new_arrays(place: Path, source: Path) -> Iterator[Path]:
 
     Args:
         place: folder next to the manifest, of the same name.
-        source: what is imported. It may not be in `place`, whose former content is removed.
+        source: the imported file or folder. It must not be in `place`, whose previous content is removed.
 
     Raises:
         ConfigError: if the source is in `place`, the folder cannot be written, or another process imports a stream of
@@ -47,15 +47,15 @@ def new_arrays(place: Path, source: Path) -> Iterator[Path]:
     """
     if place.resolve() in (source.resolve(), *source.resolve().parents):
         fault = "is in the folder that the import replaces"
-        raise ConfigError(fault, source, remedy="Move it, or give another --name.")
+        raise ConfigError(fault, source, remedy="Move it, or use another --name.")
     made = [path for path in (place, *place.parents) if not path.exists()]
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(place):
+        with _hold_import_lock(place):
             yield from _new_arrays(place)
     except OSError as error:
         if error.errno in NOT_WRITABLE:
-            remedy = "Free some space, or give another --runs folder."
+            remedy = "Free some space, or use another --runs folder."
             raise ConfigError(f"cannot be written ({error.strerror})", place, remedy=remedy) from error
         raise
     finally:
@@ -83,7 +83,7 @@ def _new_arrays(place: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _alone(place: Path) -> Iterator[None]:
+def _hold_import_lock(place: Path) -> Iterator[None]:
     """Hold the lock of a stream's import, a file that is removed at the end."""
     file = place.with_name(f".{place.name}.lock")
     with ExitStack() as held:
@@ -91,11 +91,11 @@ def _alone(place: Path) -> Iterator[None]:
             while True:
                 lock = held.enter_context(hold_lock(file, wait=False))
                 if file.exists() and os.path.samestat(os.fstat(lock.fileno()), file.stat()):
-                    break  # else its former holder has removed the file since it was opened
+                    break  # otherwise the previous holder removed the file after this process opened it
                 held.close()
         except BlockingIOError as error:
             fault = "another process is importing a stream of this name"
-            raise ConfigError(fault, f"stream {place.name}", remedy="Wait for it, or give another --name.") from error
+            raise ConfigError(fault, f"stream {place.name}", remedy="Wait for it, or use another --name.") from error
         held.callback(file.unlink, missing_ok=True)
         yield
 

@@ -1,7 +1,7 @@
 """Memory that the batches of an Arrow file need, read from their headers before anything is decompressed.
 
-pyarrow decompresses a batch as a whole and has no limit. A header is a FlatBuffer (Arrow's format/Message.fbs). Fields
-that lie outside raise struct.error.
+pyarrow decompresses a batch as a whole and has no limit. A header is a FlatBuffer (Arrow's format/Message.fbs). A
+field outside the header raises struct.error.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ _DICTIONARY_BATCH, _RECORD_BATCH = 2, 3  # MessageHeader
 
 
 def declared_bytes(source: Any) -> int:
-    """Return the bytes of all batches of a stream, decompressed, and 8 for each row; `source` is read to its end."""
+    """Return the decompressed size of all batches of a stream in bytes, plus 8 bytes per row.
+
+    `source` is read to its end.
+    """
     import pyarrow as arrow
 
     total = 0
@@ -37,7 +40,7 @@ def _message_bytes(header: memoryview, body: Any) -> int:
     content = memoryview(body) if body is not None else memoryview(b"")
     for number in range(struct.unpack_from("<I", header, vector)[0] if buffers else 0):
         offset, length = struct.unpack_from("<qq", header, vector + 4 + 16 * number)
-        if is_compressed and length:  # a buffer begins with its length before compression; -1: it is not compressed
+        if is_compressed and length:  # a buffer begins with its uncompressed length, or -1 if it is not compressed
             (whole,) = struct.unpack_from("<q", content, offset)
             length = max(length, whole)
         total += max(0, length)
@@ -45,12 +48,12 @@ def _message_bytes(header: memoryview, body: Any) -> int:
 
 
 def _at(header: memoryview, place: int) -> int:
-    """Follow the reference at `place` to a table or a vector."""
+    """Return the offset of the table or vector to which the reference at `place` points."""
     return place + int(struct.unpack_from("<I", header, place)[0])
 
 
 def _field(header: memoryview, table: int, number: int) -> int:
-    """Return the place of a table's field; 0 if it is absent."""
+    """Return the offset of field `number` of a table; 0 if the field is absent."""
     vtable = table - struct.unpack_from("<i", header, table)[0]
     (size,) = struct.unpack_from("<H", header, vtable)
     place = 4 + 2 * number

@@ -1,6 +1,6 @@
-"""Construction of manifests (format: streams/manifest.py): finds and counts videos, checks, writes atomically.
+"""Construction of manifests (format: streams/manifest.py) for all importers.
 
-All importers use it.
+The builder finds and counts the videos, checks the manifest and writes it atomically.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Captions = dict[str, list[str]]  # video id -> its captions in file order
 BACKBONE = {"data.image_size": 224, "backbone.name": "ViT-B-32-quickgelu", "backbone.weights": "openai"}
 MAX_NAMED = 4  # files listed in a message
 DEPTH = 5  # depth of folders that are searched for videos
-MAX_IDS = 1_000_000  # per pickle: references to one list could make a small file expand without limit
+MAX_IDS = 1_000_000  # ids per pickle; repeated references to one list could make a small file expand without limit
 
 
 class VideoFolder:
-    """Finds the video or the folder of frames of an ID below one folder, which is listed once."""
+    """Index of one folder, listed once, that finds the video or the folder of frames of an ID."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         if not self.folder.is_dir():
-            raise ConfigError(f"{folder} is not a folder", "videos", remedy="Give the folder that contains the videos.")
+            raise ConfigError(f"{folder} is not a folder", "videos", remedy="Pass the folder that contains the videos.")
         self.files: dict[str, str] = {}
         self.frames: dict[str, str] = {}
         self.others: dict[str, str] = {}  # name -> a second file of this name, in another folder
-        self.unsure: dict[str, tuple[str, str]] = {}  # found names of several files -> two of them
+        self.unsure: dict[str, tuple[str, str]] = {}  # requested name that several files have -> two of these files
         for place, folders, names in os.walk(self.folder, followlinks=True):
             inside = os.path.relpath(place, self.folder)
             folders[:] = sorted(folders) if inside.count(os.sep) < DEPTH else []
@@ -58,7 +58,7 @@ class VideoFolder:
                 known.setdefault(normalize_name(key).strip(), path)  # importers strip the cells of tables
 
     def find(self, video: str) -> tuple[str, bool]:
-        """Return (path below the folder, whether it is a clip cut to its segment); `<id>.mp4` if nothing exists.
+        """Return (path below the folder, whether the file contains only the segment); `<id>.mp4` if nothing exists.
 
         The ID 7010 also matches video7010, because some files of MSR-VTT omit the prefix.
         """
@@ -92,11 +92,11 @@ def empty_task() -> dict[str, Any]:
 
 
 class Builder:
-    """Makes items and tasks, and finally the manifest.
+    """Builder of a manifest: makes its items, then checks and writes it.
 
     Args:
         videos: the folder of the videos.
-        out: the manifest to write; None writes nothing.
+        out: file of the manifest; if None, nothing is written.
     """
 
     def __init__(self, videos: Path, out: Path | None) -> None:
@@ -129,7 +129,7 @@ class Builder:
         published: Mapping[str, int] | None = None,
         held_out: int = 0,
     ) -> tuple[Manifest, str]:
-        """Number the tasks, check the manifest as `load_stream` would, write it, and return a report.
+        """Number the tasks, check the manifest as `load_stream` would, write it, and return it with a report.
 
         Args:
             published: videos per split in the paper's table for `name`; if the counts differ, the stream is not
@@ -163,7 +163,7 @@ class Builder:
             first, second = unsure[0]
             lines.append(
                 f"Names of videos with files in several folders: {len(unsure)}, such as {first} (used) and {second}. "
-                "If these are different videos, write their paths as their names."
+                "If these are different videos, use their paths as their names."
             )
         if published is not None and not is_published:
             wanted = ", ".join(f"{split} {n}" for split, n in published.items())
@@ -178,7 +178,7 @@ class Builder:
 
 
 def correct_captions(manifest: Manifest, report: str, videos: Path, out: Path) -> str:
-    """Correct the captions of a written manifest (HTML entities, a wrong encoding); return the report again."""
+    """Correct the captions of a written manifest (HTML entities, a wrong encoding); return the report and a count."""
     number = 0
     for item in items_of(manifest):
         corrected = [correct_encoding(decode_entities(caption)) for caption in item["captions"]]
@@ -197,18 +197,18 @@ def check_and_write(manifest: Manifest, source: str, videos: Path, out: Path | N
     """Check a complete manifest as `load_stream` would, write it, and return a report.
 
     Args:
-        source: its name in messages.
-        videos: the folder of its videos.
-        out: the manifest to write; None writes nothing.
-        digest: expected digest of the stream; None skips the check.
+        source: name of the manifest in messages.
+        videos: the folder of the manifest's videos.
+        out: file of the manifest; if None, nothing is written.
+        digest: expected digest of the stream; if None, the digest is not checked.
 
     Raises:
-        ConfigError: as `load_stream`, or if the digest differs.
+        ConfigError: in the cases of `load_stream`, and if the digest differs.
     """
     stream = parse_manifest(manifest, source=source, base=Path("."), videos=videos)
     if digest is not None and digest != stream.digest:
         raise ConfigError(
-            f"is not the stream whose digest {STREAM} names", source, remedy="Export it again, or remove the file."
+            f"does not have the digest that {STREAM} records", source, remedy="Export it again, or remove the file."
         )
     if out is not None:
         write_manifest(manifest, out)
@@ -229,5 +229,5 @@ def write_manifest(manifest: Manifest, out: Path) -> None:
         ConfigError: if the file cannot be written, or its name does not end in .json.
     """
     if out.suffix != ".json":
-        raise ConfigError(f"{out} does not end in .json", "out", remedy=f"Write for example streams/{out.stem}.json.")
+        raise ConfigError(f"{out} does not end in .json", "out", remedy=f"Use for example streams/{out.stem}.json.")
     write_in_runs(out, json.dumps(manifest, ensure_ascii=False, indent=1).encode())

@@ -14,11 +14,11 @@ from ctvr.orchestrator.text_files import lines_of, read_text
 
 
 def read_msrvtt_captions(paths: Iterable[Path]) -> Captions:
-    """Return captions per video from any published MSR-VTT annotation file, recognised by its content.
+    """Return captions per video from any published MSR-VTT annotation file, recognized by its content.
 
     `{"sentences": [{"caption", "video_id"}]}` (MSRVTT_data, *_videodatainfo), COCO-like
     `{"annotations": [{"caption", "image_id"}]}` (MSR_VTT), or a list of `{"caption", "video_id"}` whose captions may be
-    lists (the hub's copies). The id 7010 is video7010.
+    lists (copies on the Hugging Face hub). The id 7010 becomes video7010.
     """
     captions: Captions = {}
     for path in paths:
@@ -27,7 +27,7 @@ def read_msrvtt_captions(paths: Iterable[Path]) -> Captions:
         found = {key: data[key] for key in keys if isinstance(data, dict) and isinstance(data.get(key), list)}
         if not found and not _is_list_of(dict, data):
             raise ConfigError(
-                f"{path}: neither 'sentences' nor 'annotations' in it. Give MSRVTT_data.json, "
+                f"{path}: contains neither 'sentences' nor 'annotations'. Use MSRVTT_data.json, "
                 "train_val_videodatainfo.json or MSR_VTT.json."
             )
         name, entries = next(iter(found.items()), ("", data))
@@ -46,7 +46,7 @@ def read_msrvtt_captions(paths: Iterable[Path]) -> Captions:
 
 
 def msrvtt_id(value: Any) -> Any:
-    """Return video7010 for 7010, a number or its digits; anything else unchanged."""
+    """Return "video7010" for 7010, given as an integer or as digits; return anything else unchanged."""
     if type(value) is int:
         return f"video{value}"
     is_number = isinstance(value, str) and value.isascii() and value.isdigit()
@@ -62,7 +62,7 @@ def read_msrvtt_splits(path: Path) -> dict[str, str]:
         video, split = (entry.get("video_id"), entry.get("split")) if isinstance(entry, dict) else (None, None)
         video = msrvtt_id(video)
         if not isinstance(video, str) or split not in ("train", "validate", "test"):
-            raise ConfigError(f"{path}: videos[{number}] lacks 'video_id' or its 'split'. Give MSRVTT_data.json.")
+            raise ConfigError(f"{path}: videos[{number}] lacks 'video_id' or its 'split'. Use MSRVTT_data.json.")
         splits[video] = split
     return splits
 
@@ -79,17 +79,17 @@ def read_narrations(path: Path) -> Iterator[tuple[str, Narration]]:
     """Yield the videos of a file in the schema of ActivityNet Captions, with stripped sentences."""
     data = read_json(path, unique_keys=True)
     if not isinstance(data, dict) or not data:
-        raise ConfigError(f"{path}: is not video id -> timestamps and sentences. Give ActivityNet's own JSON file.")
+        raise ConfigError(f"{path}: does not map video ids to timestamps and sentences. Use ActivityNet's JSON file.")
     for video, entry in data.items():
         times: Any
         sentences: Any
         times, sentences = (entry.get(k) if isinstance(entry, dict) else None for k in ("timestamps", "sentences"))
         if not isinstance(entry, dict):  # paragraphs, as in captioning code
-            text = f"{path}: {video!r} is not timestamps and sentences"
-            raise ConfigError(text, remedy="Give ActivityNet's own train.json and val_1.json.")
+            text = f"{path}: {video!r} does not have timestamps and sentences"
+            raise ConfigError(text, remedy="Use ActivityNet's own train.json and val_1.json.")
         if not _is_list_of(list, times) or not _is_list_of(str, sentences) or len(times) != len(sentences):
             raise ConfigError(
-                f"{video!r}: timestamps and sentences are not two equal lists", path, remedy="Download it again."
+                f"{video!r}: timestamps and sentences are not lists of equal length", path, remedy="Download it again."
             )
         yield video, Narration(list(times), clean(sentences))
 
@@ -99,10 +99,14 @@ def _is_list_of(kind: type, value: Any) -> bool:
 
 
 def read_entries(path: Path, id_key: str, text_key: str, kind: type) -> Iterator[tuple[str, Any]]:
-    """Yield (id, captions) of every object in a JSON list."""
+    """Yield the values of `id_key` and `text_key` of every object in a JSON list.
+
+    Args:
+        kind: required type of the value of `text_key`, str or list.
+    """
     data = read_json(path)
     if not isinstance(data, list) or not data:
-        raise ConfigError("is not a list of videos", path, remedy="Give the data set's own JSON file.")
+        raise ConfigError("is not a list of videos", path, remedy="Use the data set's own JSON file.")
     for number, entry in enumerate(data):
         good = isinstance(entry, dict) and isinstance(entry.get(id_key), str) and isinstance(entry.get(text_key), kind)
         if not good:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ctvr.orchestrator.config import suggest
@@ -20,7 +21,7 @@ from ctvr.orchestrator.streams.manifest import read_json
 from ctvr.orchestrator.text_files import MOST, lines_of, read_text
 
 SEPARATORS = {",": "commas", ";": "';'", "\t": "tabs", "|": "'|'"}
-# Word of a table or of the hub's data sets -> split
+# Word in tables and in data sets of the Hugging Face hub -> split
 SPLIT_WORDS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "valid", "val", "dev"), "val"),
@@ -36,33 +37,42 @@ _CLOCK = re.compile(r"(?:0 days )?(?:(\d+):(?=[0-5]?\d:))?(\d+):([0-5]?\d(?:[.,]
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
-def read_csv(path: Path, required: Sequence[str], optional: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, str]]]:
+def read_csv(
+    path: Path, required: Sequence[str], optional: Sequence[str] = (), offers: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[tuple[int, dict[str, str]]]:
     """Read a .csv file with a header: yield (line number, column -> stripped text). Other columns are ignored.
 
     Cells are separated by commas, or by `;`, tabs or `|` if the header then has the required columns. Letter case of
     the header is ignored unless another column has the same name.
+
+    Args:
+        offers: missing column -> what the remedy proposes to add.
 
     Raises:
         ConfigError: if the file is missing or not text, a column is missing, or a required cell is empty.
     """
     table = open_table(path, required)
     if not any(table.header):
-        raise ConfigError("is empty", path, remedy=f"Write a header with the columns {', '.join(required)}.")
+        raise ConfigError("is empty", path, remedy=f"Add a header with the columns {', '.join(required)}.")
     if table.header[0][:1] in ("{", "["):
-        raise ConfigError(f"{path}: is JSON, not a table. Write a .csv file with the columns {', '.join(required)}.")
+        raise ConfigError(f"{path}: is JSON, not a table. Use a .csv file with the columns {', '.join(required)}.")
     if missing := [name for name in required if name not in table.header]:
         listed = ", ".join(map(repr, missing))
         hint = "" if len(missing) > 1 else suggest(missing[0], table.header)
         known = {_OTHER_NAMES.get(name.lower()): name for name in reversed(table.header)}
-        renamed = [f"{known[name]!r} {name!r}" for name in missing if name in known]
+        renamed = [f"{known[name]!r} to {name!r}" for name in missing if name in known]
         between = "" if table.separator == "," else f", separated by {SEPARATORS[table.separator]},"
         hint = hint or f" The header{between} has: {printable(', '.join(table.header))[:200].rstrip('.')}."
         if renamed:
-            hint += f" Call {' and '.join(renamed)}."
+            hint += f" Rename {' and '.join(renamed)}."
+        elif {*missing} <= {*offers}:
+            hint = hint if "Did you mean" in hint else ""
+            remedy = f"Add {' and '.join(offers[name] for name in missing)}."
+            raise ConfigError(f"line 1: no column {listed}.{hint}".rstrip("."), path, remedy=remedy)
         elif not known.keys() - {None} and not set(table.header).intersection((*required, *optional)):
             hint += f" Line 1 must be a header with {', '.join(required)}, each further line a caption."
         elif len(missing) > 1:
-            hint += " Give the columns these names."
+            hint += " Rename the columns."
         raise ConfigError(f"line 1: no column {listed}.{hint}", path)
     for line, row in table.rows:
         cells = {name: row.get(name, "").strip() for name in (*required, *optional)}
@@ -82,7 +92,7 @@ class Table:
 
 
 def open_table(path: Path, wanted: Sequence[str]) -> Table:
-    """Read the header of a .csv file; for JSON lines, the header is the keys of the first object.
+    """Read the header of a .csv file; for JSON lines, the header consists of the keys of the first object.
 
     Args:
         wanted: column names; the separator that yields the most of them is used, by default the comma.
@@ -91,7 +101,7 @@ def open_table(path: Path, wanted: Sequence[str]) -> Table:
     csv.field_size_limit(MOST)
     first, _, rest = text.partition("\n")
     if _is_object(first):
-        return Table(",", list(json.loads(first)), ((n, _as_cells(row)) for n, row in read_json_lines(path)))
+        return Table(",", list(json.loads(first)), ((n, _to_cells(row)) for n, row in read_json_lines(path)))
     told = first.strip().removeprefix("sep=") if first.startswith("sep=") else ""  # Excel's own first line
     body, skipped = (rest, 1) if told in SEPARATORS else (text, 0)
     headers = {each: _header(path, body, each, wanted) for each in ([told] if skipped else SEPARATORS)}
@@ -99,7 +109,7 @@ def open_table(path: Path, wanted: Sequence[str]) -> Table:
     return Table(separator, headers[separator], _rows(path, body, separator, headers[separator], skipped))
 
 
-def _as_cells(row: Mapping[str, Any]) -> dict[str, str]:
+def _to_cells(row: Mapping[str, Any]) -> dict[str, str]:
     """Return the values of an object as cells: a text unchanged, null as an empty cell, anything else as JSON."""
     empty = {name: "" for name, value in row.items() if value is None}
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in row.items()} | empty
@@ -131,7 +141,7 @@ def _rows(
         for row in reader:
             if any(cell.strip() for cell in row[len(header) :]):
                 raise ConfigError(
-                    f"{path}: line {line}: has {len(row)} cells, and the header {len(header)}. Put a caption with "
+                    f"{path}: line {line}: has {len(row)} cells, but the header has {len(header)}. Put a caption with "
                     f"{SEPARATORS[separator]} into double quotes."
                 )
             if any(cell.strip() for cell in row):  # spreadsheets write rows of empty cells
@@ -161,7 +171,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"line {number}: not JSON ({error})", path, remedy="Correct this line.") from error
         if not isinstance(row, dict):
-            raise ConfigError(f"line {number}: is not an object", path, remedy='Write {"file_name": ...}.')
+            raise ConfigError(f"line {number}: is not an object", path, remedy='Use {"file_name": ...}.')
         yield number, row
 
 
@@ -169,7 +179,7 @@ def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Read objects from a list in JSON, or from JSON lines: yield (place in the file, object).
 
     Raises:
-        ConfigError: as `read_json` and `read_json_lines`, or if the file is neither.
+        ConfigError: in the cases of `read_json` and `read_json_lines`, and if the file contains neither.
     """
     first = next((line for line in lines_of(read_text(path)) if line.strip()), "")
     if _is_object(first):
@@ -177,7 +187,7 @@ def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         return
     rows = read_json(path)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ConfigError("is not a list of objects", path, remedy="Give the published file unchanged.")
+        raise ConfigError("is not a list of objects", path, remedy="Use the published file unchanged.")
     yield from ((f"entry {number}", row) for number, row in enumerate(rows))
 
 
@@ -195,7 +205,7 @@ def captions_in(where: str, cell: str) -> list[str]:
         where: file and line, for messages.
 
     Raises:
-        ConfigError: as `captions_of`.
+        ConfigError: in the cases in which `captions_of` raises ValueError.
     """
     try:
         return captions_of(cell)
@@ -222,8 +232,8 @@ def segment_of(where: str, start: Any, end: Any) -> tuple[float, float] | None:
         return _seconds(cells[0]), _seconds(cells[1])
     except (TypeError, ValueError, OverflowError):
         raise ConfigError(
-            f"{where}: start {start!r:.40} and end {end!r:.40} are not two numbers. Write seconds, mm:ss or hh:mm:ss, "
-            "or neither."
+            f"{where}: start {start!r:.40} and end {end!r:.40} are not two numbers. Use seconds, mm:ss or hh:mm:ss, "
+            "or leave both empty."
         ) from None
 
 
@@ -238,7 +248,9 @@ def _seconds(cell: Any) -> float:
 
 
 def in_order(tasks: Iterable[str], source: object = "tasks") -> list[str]:
-    """Sort task names; numerically if all are numbers (also 1.0, 2.0, 10.0: a pandas column with missing values).
+    """Sort task names by value if all are numbers; otherwise keep their order.
+
+    Numbers may have decimals, because pandas writes a column of integers with missing values as 1.0, 2.0, 10.0.
 
     Args:
         source: the file, for messages.
@@ -252,5 +264,5 @@ def in_order(tasks: Iterable[str], source: object = "tasks") -> list[str]:
     numbers: dict[Decimal, str] = {}
     for name in names:
         if (other := numbers.setdefault(Decimal(name), name)) != name:
-            raise ConfigError(f"{source}: tasks {other!r} and {name!r} are the same number. Write it in one way.")
+            raise ConfigError(f"{source}: tasks {other!r} and {name!r} are the same number. Use one spelling.")
     return sorted(names, key=Decimal)

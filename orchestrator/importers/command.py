@@ -1,8 +1,8 @@
-"""Function of `ctvr streams import`: selects the importer by its kind and writes the manifest.
+"""Import of streams (`ctvr streams import`): selects the importer of a kind and writes the manifest.
 
 CTVR is in `importers.ctvr`, CVLM (BMU-MoCo) in `importers.cvlm`, a user's table in `importers.csv_table`, a table with
 features instead of videos in `importers.features`, a folder in the layout of Hugging Face's datasets in
-`importers.hf_dataset`, labelled images (Table 4 of BMU-MoCo) in `importers.images`, questions (Table 7 of TempMe) in
+`importers.hf_dataset`, labeled images (Table 4 of BMU-MoCo) in `importers.images`, questions (Table 7 of TempMe) in
 `importers.msrvtt_qa`. Every importer checks its result as `load_stream` does, writes it to `out` and returns it with a
 short report; missing videos are counted, not rejected. The format is in streams/manifest.py.
 """
@@ -34,7 +34,7 @@ from ctvr.orchestrator.output_dir import check_name, is_name, nearest_name
 from ctvr.orchestrator.streams.load import RENDERED
 from ctvr.orchestrator.streams.manifest import parse_manifest, read_json
 
-# The arguments of each kind: word -> an example, and which words may be omitted
+# Kind -> its arguments with an example of each; those in OPTIONAL may be omitted
 KINDS: dict[str, dict[str, str]] = {
     "msrvtt": {
         "split": "MSRVTT_10_dataset.pkl",
@@ -75,11 +75,11 @@ def import_stream(
     Args:
         kind: one of KINDS.
         files: argument name -> file, as the kind requires; several annotation files are separated by commas.
-        videos: the folder of the videos. cvlm has them in its own folder.
+        videos: the folder of the videos; None for the kinds in NO_VIDEOS.
         root: the runs folder.
-        name: the name of the stream; default: the kind and its number of tasks (`msrvtt-10`), `cvlm` if all five data
-            sets exist, for a table the name of its file.
-        correct: replace HTML entities in captions, and text in a wrong encoding.
+        name: the name of the stream; default: the kind and its number of tasks (`msrvtt-10`), `cvlm` for all five data
+            sets, and for a table the name of its file.
+        correct: whether to correct HTML entities and wrongly encoded text in captions.
 
     Returns:
         The importer's report, the path of the manifest, and the next command.
@@ -89,7 +89,7 @@ def import_stream(
     """
     _check_words(kind, files, videos)
     if videos is not None and not videos.is_dir():
-        raise ConfigError("is not a folder", f"--videos {videos}", remedy="Give the folder that contains the videos.")
+        raise ConfigError("is not a folder", f"--videos {videos}", remedy="Pass the folder that contains the videos.")
     if name is None:
         of_file = _default_name(kind, files)
         name = of_file if is_name(of_file) else nearest_name(of_file)
@@ -98,17 +98,17 @@ def import_stream(
         raise ConfigError("is an embedded stream", f"--name {name!r}", remedy="Choose another name.")
     if correct and kind in (*IMAGES, "features"):
         why = "has no captions" if kind in IMAGES else "may have features of the unchanged captions"
-        raise ConfigError(f"{kind} {why}", "--correct-captions", remedy="Leave it out.")
+        raise ConfigError(f"{kind} {why}", "--correct-captions", remedy="Omit it.")
     out = Path(root) / "streams" / f"{name}.json"
-    before, replaced = (out.read_bytes(), _replaced(name, out)) if out.is_file() else (None, "")
+    before, replaced = (out.read_bytes(), _describe_replaced(name, out)) if out.is_file() else (None, "")
     new = [folder for folder in (out.parent, out.parent.parent) if not folder.exists()]
     manifest, report = _import_kind(kind, files, videos, out, name)
-    if kind == "csv" and videos is not None and (lost := _first_of_none(manifest, videos)):
+    if kind == "csv" and videos is not None and (lost := _find_if_all_missing(manifest, videos)):
         out.unlink() if before is None else out.write_bytes(before)
         for folder in new:
             folder.rmdir()
         raise ConfigError(
-            f"has none of the table's videos (first: {lost!r:.80})", f"--videos {videos}", remedy="Give their folder."
+            f"has none of the table's videos (first: {lost!r:.80})", f"--videos {videos}", remedy="Pass their folder."
         )
     if manifest["name"] != name:
         report = report.replace(f"{manifest['name']}: ", f"{name}: ")
@@ -129,8 +129,8 @@ def import_stream(
     )
 
 
-def _replaced(name: str, out: Path) -> str:
-    """Return the line that names the stream which an import replaces; a manifest that cannot be read has no digest."""
+def _describe_replaced(name: str, out: Path) -> str:
+    """Return the line about the stream that an import replaces, without a digest if its manifest cannot be read."""
     written = datetime.fromtimestamp(out.stat().st_mtime).strftime("%Y-%m-%d %H:%M")
     try:
         digest = f" (digest {parse_manifest(read_json(out), str(out), out.parent).digest})"
@@ -139,20 +139,20 @@ def _replaced(name: str, out: Path) -> str:
     return f"replaces the stream {name} of {written}{digest}; a table shows runs on the newest stream only\n"
 
 
-def _first_of_none(manifest: Manifest, videos: Path) -> str:
-    """Return the first video of a manifest if the folder has none of its videos, else an empty string."""
+def _find_if_all_missing(manifest: Manifest, videos: Path) -> str:
+    """Return the first video of a manifest if the folder has none of its videos, otherwise an empty string."""
     items = items_of(manifest)
     return "" if any((videos / item["path"]).exists() for item in items) else str(items[0]["video"])
 
 
 def parse_file_arguments(kind: str, words: Sequence[str]) -> dict[str, str]:
-    """Parse the arguments `name=FILE`. If a kind has only one file, its bare name suffices."""
+    """Parse the arguments `name=FILE`. If a kind requires exactly one argument, its value suffices."""
     needed = [word for word in KINDS.get(kind, {}) if word not in OPTIONAL]
     if len(words) == 1 and len(needed) == 1 and "=" not in words[0]:
         return {needed[0]: words[0]}
     _words_of(kind)
     if bare := [word for word in words if "=" not in word]:
-        raise ConfigError(f"{bare[0]!r} has no name before it. {_usage(kind)}", f"streams import {kind}")
+        raise ConfigError(f"{bare[0]!r} lacks the name of its argument. {_usage(kind)}", f"streams import {kind}")
     return parse_overrides(words)
 
 
@@ -161,7 +161,7 @@ def _usage(kind: str) -> str:
         f"[{word}={example}]" if word in OPTIONAL else f"{word}={example}"
         for word, example in KINDS.get(kind, {}).items()
     )
-    return f"Write: ctvr streams import {kind} {words}" + ("" if kind in NO_VIDEOS else " --videos FOLDER")
+    return f"Usage: ctvr streams import {kind} {words}" + ("" if kind in NO_VIDEOS else " --videos FOLDER")
 
 
 def _words_of(kind: str) -> dict[str, str]:
@@ -190,7 +190,7 @@ def _default_name(kind: str, files: Mapping[str, str]) -> str:
     if kind in {"msrvtt", "actnet"}:
         return ctvr_name(kind, len(read_split(_path(files["split"]))["train"]), _held_out(files))
     if kind == "cvlm":
-        chosen = _listed(files.get("datasets", "")) or list(FIVE)
+        chosen = _split_words(files.get("datasets", "")) or list(FIVE)
         return chosen[0] if len(chosen) == 1 else "cvlm" if chosen == list(FIVE) else f"cvlm-{len(chosen)}"
     if kind == "hf":
         return _path(files["folder"]).resolve().name
@@ -205,7 +205,7 @@ def _import_kind(
     kind: str, files: Mapping[str, str], videos: Path | None, out: Path, name: str
 ) -> tuple[Manifest, str]:
     if kind == "cvlm":
-        return import_cvlm(_path(files["folder"]), out, _listed(files.get("datasets", "")) or None)
+        return import_cvlm(_path(files["folder"]), out, _split_words(files.get("datasets", "")) or None)
     if kind in IMAGES:
         return import_images(kind, _path(files["folder"]), out, _classes(files))
     if kind == "hf":
@@ -219,7 +219,7 @@ def _import_kind(
     if kind == QUESTIONS:
         return import_questions(_path(files["folder"]), videos, out, files.get("tasks", "1"))
     if kind == "msrvtt":
-        annotations = [_path(word) for word in _listed(files["annotations"])]
+        annotations = [_path(word) for word in _split_words(files["annotations"])]
         captions = _path(files["captions"])
         return import_msrvtt(_path(files["split"]), annotations, captions, videos, out, _held_out(files))
     if kind == "actnet":
@@ -232,7 +232,7 @@ def _classes(files: Mapping[str, str]) -> int | None:
     """Return the seed of a random order of classes; None for the order of their labels."""
     word = files.get("classes", "")
     if word and (not word.isascii() or not word.isdigit() or len(word) > 9):
-        raise ConfigError(f"classes={word}: is not a seed of a random order. Write classes=1, or leave it out.")
+        raise ConfigError(f"classes={word}: is not a seed of a random order. Use classes=1, or omit it.")
     return int(word) if word else None
 
 
@@ -240,7 +240,7 @@ def _held_out(files: Mapping[str, str]) -> int:
     word = files.get("held_out", "0")
     if not word.isascii() or not word.isdigit() or len(word) > 9:
         raise ConfigError(
-            "is not a number of videos per category", f"held_out={word}", remedy="Write held_out=2, or leave it out."
+            "is not a number of videos per category", f"held_out={word}", remedy="Use held_out=2, or omit it."
         )
     return int(word)
 
@@ -249,7 +249,7 @@ def _path(word: str) -> Path:
     return Path(word).expanduser()
 
 
-def _listed(words: str) -> list[str]:
+def _split_words(words: str) -> list[str]:
     return [word.strip() for word in words.split(",") if word.strip()]
 
 

@@ -1,4 +1,4 @@
-"""Importer of a user's table, one line per caption -> a manifest."""
+"""Importer of a user's table with one line per caption."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from ctvr.orchestrator.streams.stream import SPLITS
 
 REQUIRED = ("video", "caption", "split", "task")
 OPTIONAL = ("category", "start", "end", "time", "caption_id")
+OFFERS = {"split": "a column split with train, val or test", "task": f"a column task or the argument {RULES}"}
 _TIMES = re.compile(r"(start|begin|end|stop)[ _]?(time|times|timestamp|sec|seconds|s)?", re.IGNORECASE)
-MOST_TASKS = 50  # named in the report
+MOST_TASKS = 50  # tasks listed in the report
 ANY = "any"  # default category, for a table without that column
 
 
@@ -40,11 +41,11 @@ def import_csv(
     `split` is train, val or test, or a synonym in SPLIT_WORDS, in any letter case.
 
     Rows of the same video (and segment) are its captions, and so are the elements of a list in one cell. Tasks are
-    ordered by their numbers, or else by their first appearance. `video` is an id or a path below `videos`; start and
-    end are seconds, mm:ss or hh:mm:ss. A `rule` (`tasks_of`, `cluster_tasks`) divides the videos into tasks instead of
-    the column task; clusters need the `vectors` of each caption, (L, d).
+    ordered by their numbers, or by first appearance if a name is not a number. `video` is an id or a path below
+    `videos`; start and end are seconds, mm:ss or hh:mm:ss. A `rule` (`tasks_of`, `cluster_tasks`) divides the videos
+    into tasks instead of the column task; clusters need the `vectors` of each caption, (L, d).
 
-    Returns and raises as `import_msrvtt`.
+    The return value and errors are those of `import_msrvtt`.
     """
     table = Path(table)
     read = read_table(table, needs_task=not rule)
@@ -52,7 +53,7 @@ def import_csv(
     for line, row, _, _ in rows:
         if row["split"] not in SPLITS:
             hint = suggest(row["split"], SPLITS)
-            raise ConfigError(f"line {line}: split is {row['split']!r:.60}.{hint} Write train, val or test.", table)
+            raise ConfigError(f"line {line}: split is {row['split']!r:.60}.{hint} Use train, val or test.", table)
     ordered = _apply(table, rows, rule, vectors) if rule else []
     ids = name_segments((row["video"], segment) for _, row, _, segment in rows)
     builder, reader = Builder(videos, out), Reader(str(table))
@@ -73,11 +74,11 @@ def import_csv(
         if seen[key][0] != place:
             first = " ".join(seen[key][0])
             raise ConfigError(
-                f"line {line}: {row['video']!r:.80} is also in {first!r:.200}", table, remedy="Keep it in one place."
+                f"line {line}: {row['video']!r:.80} is also in {first!r:.200}", table, remedy="Keep one of them."
             )
         seen[key][1]["captions"] += captions
     if not rows:
-        raise ConfigError("has a header and no rows", table, remedy="Write a row for each caption.")
+        raise ConfigError("has a header and no rows", table, remedy="Add a row for each caption.")
     stem, names = name or (Path(out).stem if out else table.stem), ordered or in_order(tasks, table)
     manifest, report = builder.finish(stem, "ctvr", [tasks[task] for task in names], {}, [table])
     report += _describe_task_names(names)
@@ -85,7 +86,7 @@ def import_csv(
         report += f"\nTraining videos of the clusters: {', '.join(str(len(tasks[task]['train'])) for task in names)}."
     header = open_table(table, REQUIRED).header
     if (times := [column for column in header if _TIMES.fullmatch(column)]) and "start" not in header:
-        said = f"Not read: {', '.join(times)}. If they are segments of the videos, call the columns start and end."
+        said = f"Not read: {', '.join(times)}. If they are segments of the videos, rename the columns to start and end."
         report = f"{report}\n{said}"
     return manifest, report
 
@@ -96,7 +97,7 @@ def _apply(
     rule: str,
     vectors: Mapping[str, np.ndarray] | None,
 ) -> list[str]:
-    """Write the task of each row into its cells; return the names of the tasks in their order."""
+    """Set the task of each row by a rule; return the names of the tasks in order."""
     check_rule(rule)
     column = "category" if rule == "category" else "time"
     if rule.startswith(CLUSTERS):
@@ -107,7 +108,7 @@ def _apply(
         names, ordered = cluster_tasks(table, of_rows, int(rule.removeprefix(CLUSTERS)), vectors)
     elif column not in open_table(table, REQUIRED).header:
         fault = f"line 1: no column {column!r}, which tasks={rule} needs"
-        raise ConfigError(fault, table, remedy=f"Add it, or write {RULES}.")
+        raise ConfigError(fault, table, remedy=f"Add it, or use {RULES}.")
     else:
         names, ordered = tasks_of(table, [(line, row, (row["video"], at)) for line, row, _, at in rows], rule)
     for (_, row, _, _), task in zip(rows, names):
@@ -116,7 +117,7 @@ def _apply(
 
 
 def _describe_task_names(names: Sequence[str]) -> str:
-    """Return the line of the report that maps our names of tasks to those of the table, unless the numbers agree."""
+    """Return the report's line that maps our task names to those of the table; "" if their numbers agree."""
     numbers = [name.removeprefix("task_") for name in names]
     if all(text.isdecimal() and text.lstrip("0") == str(number) for number, text in enumerate(numbers, start=1)):
         return ""
@@ -130,7 +131,7 @@ def ids_of(table: Path) -> list[str]:
 
 
 def read_segments(table: Path) -> Iterator[tuple[tuple[str, Any], dict[str, str], list[str]]]:
-    """Yield for each row of a table its video with its segment (None: the whole video), its cells and its captions."""
+    """Yield ((video, segment), cells, captions) for each row of a table; the segment of a whole video is None."""
     for line, row, captions in read_table(table):
         yield (row["video"], _segment(table, line, row)), row, captions
 
@@ -156,12 +157,8 @@ def read_table(table: Path, needs_task: bool = False) -> Iterator[tuple[int, dic
     """
     first = has_category = None
     reader = Reader(str(table))
-    header = open_table(table, REQUIRED).header
-    if needs_task and [column for column in REQUIRED if column not in header] == ["task"]:
-        remedy = suggest("task", header).strip() or f"Add it, or write {RULES}."
-        raise ConfigError("line 1: no column 'task'", table, remedy=remedy)
     required = REQUIRED if needs_task else REQUIRED[:-1]
-    for line, row in read_csv(table, required, (*OPTIONAL, "task")):
+    for line, row in read_csv(table, required, (*OPTIONAL, "task"), OFFERS):
         first = line if first is None else first
         has_category = bool(row["category"]) if has_category is None else has_category
         if bool(row["category"]) != has_category:

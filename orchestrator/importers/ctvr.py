@@ -33,23 +33,23 @@ ACTNET_SETTINGS = {
 }
 
 
-Split = dict[str, list[dict[str, list[str]]]]  # part -> for each task: category -> ids of videos
+Split = dict[str, list[dict[str, list[str]]]]  # part -> a dictionary for each task, category -> ids of videos
 
 
 def read_split(path: Path) -> Split:
-    """Read a CTVR split file: {"train" | "val": per task, in order: {category: [video id]}}.
+    """Read a CTVR split file: {"train" | "val": {task number: {category: [video id]}}}.
 
     Raises:
         ConfigError: if the file is not such a pickle (see `read_pickle`), or tasks and categories do not agree.
     """
     data = read_pickle(path)
     if not isinstance(data, dict) or set(data) != {"train", "val"}:
-        raise ConfigError(f"{path}: is not a CTVR split: no dictionary with 'train' and 'val'. Give *_dataset.pkl.")
+        raise ConfigError(f"{path}: is not a CTVR split, a dictionary with 'train' and 'val'. Use *_dataset.pkl.")
     split = {name: _split_tasks(tasks, f"{path}: {name}") for name, tasks in data.items()}
     if [list(task) for task in split["train"]] != [list(task) for task in split["val"]]:
         for number, (train, val) in enumerate(zip(split["train"], split["val"]), start=1):
             if set(train) != set(val):
-                raise ConfigError(f"{path}: task {number}: train and val list other categories. Download it again.")
+                raise ConfigError(f"{path}: task {number}: train and val list different categories. Download it again.")
         if len(split["train"]) != len(split["val"]):
             raise ConfigError("train and val have different numbers of tasks", path, remedy="Download it again.")
     return split
@@ -57,16 +57,18 @@ def read_split(path: Path) -> Split:
 
 def _split_tasks(tasks: Any, where: str) -> list[dict[str, list[str]]]:
     if not isinstance(tasks, dict) or not tasks or sorted(tasks, key=str) != sorted(range(1, len(tasks) + 1), key=str):
-        raise ConfigError("the tasks are not numbered 1..T", where, remedy="Give the benchmark's own *_dataset.pkl.")
+        raise ConfigError("the tasks are not numbered 1..T", where, remedy="Use the benchmark's own *_dataset.pkl.")
     left = MAX_IDS
     found = []
     for number in range(1, len(tasks) + 1):
         task = tasks[number]
         if not isinstance(task, dict) or len(task) > left or not all(isinstance(ids, list) for ids in task.values()):
-            raise ConfigError(f"task {number} is not category -> list of ids", where, remedy="Download the file again.")
+            raise ConfigError(
+                f"task {number} does not map categories to lists of ids", where, remedy="Download it again."
+            )
         left -= len(task) + sum(map(len, task.values()))
         if left < 0:
-            raise ConfigError(f"more than {MAX_IDS} ids", where, remedy="Give the benchmark's own *_dataset.pkl.")
+            raise ConfigError(f"more than {MAX_IDS} ids", where, remedy="Use the benchmark's own *_dataset.pkl.")
         if not all(isinstance(video, str) for ids in task.values() for video in ids):
             raise ConfigError(f"{where}: task {number} contains a value that is not an id. Download the file again.")
         found.append({str(category): ids for category, ids in task.items()})
@@ -89,15 +91,15 @@ def hold_out(split: Split, number: int, source: Path) -> Split:
             if len(ids) <= number:
                 raise ConfigError(
                     f"held_out={number}: category {category} of task {place} in {source} has {len(ids)} training "
-                    f"videos, and at least one must remain. Write held_out={len(ids) - 1} or less."
+                    f"videos, and at least one must remain. Use held_out={len(ids) - 1} or less."
                 )
-        chosen = {name: set(sorted(ids, key=_drawn)[:number]) for name, ids in task.items()}
+        chosen = {name: set(sorted(ids, key=_draw)[:number]) for name, ids in task.items()}
         left.append({name: [video for video in ids if video not in chosen[name]] for name, ids in task.items()})
         held.append({name: [video for video in ids if video in chosen[name]] for name, ids in task.items()})
     return {"train": left, "val": split["val"], "held": held}
 
 
-def _drawn(video: str) -> str:
+def _draw(video: str) -> str:
     return hashlib.sha256(video.encode()).hexdigest()
 
 
@@ -114,10 +116,10 @@ def import_msrvtt(
     Args:
         split_pkl: `MSRVTT_10_dataset.pkl` or `MSRVTT_20_dataset.pkl`.
         annotations: one or more of `MSRVTT_data.json`, `train_val_videodatainfo.json`, `test_videodatainfo.json`,
-            `MSR_VTT.json`; the schema is recognised by the content.
+            `MSR_VTT.json`; the schema is recognized by the content.
         test_csv: `MSRVTT_CL_validation.csv` (columns video_id, sentence).
         videos: the folder that contains the videos, or folders of their frames.
-        out: the manifest to write; None writes nothing.
+        out: file of the manifest; if None, nothing is written.
         held_out: training videos per category that become the validation split (`hold_out`).
 
     Returns:
@@ -167,9 +169,9 @@ def import_actnet(
         train_queries, val_queries: the benchmark's `train_queries.json`, `val_queries.json`.
         videos: the folder that contains whole videos, or the benchmark's `Activity_Clip_Frames`; a folder `<id>_1`
             contains only the segment's frames, so its item has no segment.
-        out: the manifest to write; None writes nothing.
+        out: file of the manifest; if None, nothing is written.
 
-    Returns and raises as `import_msrvtt`.
+    The return value and errors are those of `import_msrvtt`.
     """
     captions: dict[str, Captions] = {}
     segments: dict[str, list[float]] = {}
@@ -179,7 +181,7 @@ def import_actnet(
             if len(entry.sentences) != 1:
                 raise ConfigError(
                     f"{path}: {video!r} has {len(entry.sentences)} sentences, the benchmark one; its selected segment "
-                    "cannot be derived from ActivityNet Captions. Give the benchmark's train_queries.json / "
+                    "cannot be derived from ActivityNet Captions. Use the benchmark's train_queries.json / "
                     "val_queries.json."
                 )
             captions[split_name][video] = entry.sentences
@@ -200,7 +202,7 @@ def _ctvr_tasks(
     sources: Mapping[str, str],
     segments: Mapping[str, Sequence[float]],
 ) -> list[dict[str, Any]]:
-    """Return the tasks of a CTVR split. Its "val", which the papers report, becomes "test"; its "held", "val"."""
+    """Return the tasks of a CTVR split. Its "val", on which papers report, becomes "test"; "held" becomes "val"."""
     captions, sources = {**captions, "held": captions["train"]}, {**sources, "held": sources["train"]}
     for part, tasks in split.items():
         ids = [video for task in tasks for videos in task.values() for video in videos]
@@ -208,7 +210,7 @@ def _ctvr_tasks(
         if lacking:
             raise ConfigError(
                 f"{sources[part]}: no caption for {len(lacking)} of the split's {len(ids)} {part} videos, first "
-                f"{', '.join(map(repr, lacking[:3]))}. Also give the file that contains them."
+                f"{', '.join(map(repr, lacking[:3]))}. Also pass the file that contains them."
             )
     made = []
     for place, train in enumerate(split["train"]):

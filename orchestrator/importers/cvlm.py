@@ -29,10 +29,11 @@ from ctvr.orchestrator.streams.manifest import read_json
 from ctvr.orchestrator.streams.stream import SPLITS
 from ctvr.orchestrator.streams.videos import video_stem
 
-CVLM_SETTINGS = {"preset": "paper", "data.batch_size": 48, "optim.epochs": 10, **BACKBONE}  # number of frames not given
+# The paper does not give the number of frames
+CVLM_SETTINGS = {"preset": "paper", "data.batch_size": 48, "optim.epochs": 10, **BACKBONE}
 ALONE = {"preset": "paper", **BACKBONE}
 # Numbers of training and searched videos. The training file of LSMDC has several lines for some clips, so that its
-# 101,079 is not the number of clips
+# 101,079 lines are not the number of clips
 PUBLISHED: dict[str, tuple[int | None, int]] = {
     "vatex": (25_991, 6_000),
     "activitynet": (10_009, 4_917),
@@ -66,19 +67,16 @@ def import_cvlm(folder: Path, out: Path | None, datasets: Sequence[str] | None =
 
     Args:
         datasets: names of data sets, in the order of the tasks; default: the first five, in the paper's order. A single
-            one is the benchmark of papers without a stream (001, 004): one task, under its own name and without CVLM's
-            settings.
+            one is imported as one task, under its own name and without CVLM's settings, for papers without a stream.
 
-    Returns and raises as `import_msrvtt`; ids start with the data set's name.
+    The return value and errors are those of `import_msrvtt`. Ids start with the data set's name.
     """
     names = list(FIVE) if datasets is None else list(datasets)
     for name in names:
         if name not in DATASETS:
             raise ConfigError(f"{name!r} is unknown.{suggest(name, DATASETS)} All: {', '.join(DATASETS)}.", "datasets")
         if not (Path(folder) / name).is_dir():
-            raise ConfigError(
-                "no such folder", Path(folder) / name, remedy=f"Make it, or leave {name!r} out of datasets."
-            )
+            raise ConfigError("no such folder", Path(folder) / name, remedy=f"Create it, or omit {name!r} in datasets.")
     builder = Builder(folder, out)
     tasks, sources, notes, unread = [], [], list[str](), list[str]()
     for name in names:
@@ -109,7 +107,7 @@ def _published(names: Sequence[str]) -> dict[str, int]:
 
 
 def _vatex(files: FolderFiles) -> dict[str, Captions]:
-    """Return the captions of VATEX's own files, or of `ref_captions.json`, whose splits are in lists."""
+    """Return the captions of VATEX's own files, or of `ref_captions.json`, whose splits are given by lists."""
     train = files.find("*train*.json")
     if train is None and (whole := files.find("ref_captions.json")):
         files.need("test_list.txt")
@@ -156,13 +154,13 @@ def _msrvtt_full(files: FolderFiles) -> dict[str, Captions]:
     found: dict[str, Captions] = {"train": {}, "test": {}}
     for video, texts in read_msrvtt_captions([whole]).items():
         if video not in splits:
-            raise ConfigError(f"{video!r} has captions and no split", whole, remedy="Download it again.")
+            raise ConfigError(f"{video!r} has captions but lacks a split", whole, remedy="Download it again.")
         found["test" if splits[video] == "test" else "train"][video] = texts
     return found
 
 
 def _lsmdc(files: FolderFiles) -> dict[str, Captions]:
-    """Return the movie clips of LSMDC with their captions; some have several."""
+    """Return the movie clips of LSMDC with their captions; a clip may have several captions."""
     paths = {
         "train": files.need("lsmdc16_annos_training.csv", "*train*.csv"),
         "val": files.find("lsmdc16_annos_val.csv", "*val*.csv"),
@@ -213,7 +211,7 @@ def _msvd(files: FolderFiles) -> dict[str, Captions]:
         lacking = [video for video in ids if not captions.get(video)]
         if lacking:
             raise ConfigError(
-                f"{path}: {len(lacking)} of {len(ids)} videos have no caption, first {lacking[0]!r}. Give the captions "
+                f"{path}: {len(lacking)} of {len(ids)} videos have no caption, first {lacking[0]!r}. Use the captions "
                 "that belong to this list."
             )
         found[split] = {video: captions[video] for video in ids}
@@ -225,13 +223,13 @@ def _msvd_captions(path: Path) -> Captions:
     if path.suffix == ".pkl":
         data = read_pickle(path, max_bytes=MSVD_BYTES)
         if not isinstance(data, dict):
-            raise ConfigError("is not video id -> captions", path, remedy="Give MSVD's raw-captions.pkl.")
+            raise ConfigError("does not map ids to captions", path, remedy="Use MSVD's raw-captions.pkl.")
         left = MAX_IDS
         for video, entries in data.items():
             left -= len(entries) if isinstance(entries, list) else MAX_IDS + 1
             if left < 0:
-                raise ConfigError(f"{video!r} has no list of captions", path, remedy="Give MSVD's raw-captions.pkl.")
-            captions[str(video)] = clean(all_text(path, str(video), [_joined(entry) for entry in entries]))
+                raise ConfigError(f"{video!r} lacks a list of captions", path, remedy="Use MSVD's raw-captions.pkl.")
+            captions[str(video)] = clean(all_text(path, str(video), [_join_words(entry) for entry in entries]))
     elif path.suffix == ".json":
         captions = _read_captions(path)
     elif path.suffix == ".csv" and "corpus" in path.name.lower():  # the first published version, in all languages
@@ -245,7 +243,7 @@ def _msvd_captions(path: Path) -> Captions:
         for number, line in enumerate(read_lines(path), start=1):
             video, caption = [*line.split(maxsplit=1), "", ""][:2]  # separated by a blank or a tab
             if video and not caption.strip():
-                raise ConfigError(f"{path}: line {number}: no caption after {video!r}. Write `video_id caption`.")
+                raise ConfigError(f"{path}: line {number}: no caption after {video!r}. Use `video_id caption`.")
             if video:
                 captions.setdefault(video, []).append(caption.strip())
     return captions
@@ -257,12 +255,12 @@ def _read_captions(path: Path) -> Captions:
     captions: Captions = {}
     for video, texts in data.items() if isinstance(data, dict) else [("", None)]:
         if not isinstance(texts, list):
-            raise ConfigError("is not video id -> captions", path, remedy=f"Give the published {path.name}.")
+            raise ConfigError("does not map ids to captions", path, remedy=f"Use the published {path.name}.")
         captions[video] = clean(all_text(path, video, texts))
     return captions
 
 
-def _joined(entry: Any) -> Any:
+def _join_words(entry: Any) -> Any:
     """Join a caption that was published as a list of words; return any other value unchanged."""
     if not isinstance(entry, list) or len(entry) > MAX_WORDS or not all(isinstance(word, str) for word in entry):
         return entry

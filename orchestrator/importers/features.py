@@ -24,7 +24,7 @@ from ctvr.orchestrator.streams.videos import normalize_name, video_stem
 from ctvr.orchestrator.vectors.feature_set import check_arrays, find_set, refuse_mixture, store_set
 
 TEXTS = "texts.npz"
-BATCH = 64  # pairs in a step: a pair of vectors needs little memory, and more negatives help
+BATCH = 64  # pairs per training step; vectors need little memory, and larger batches have more negatives
 _FEATURES = re.compile("feat|emb|vec|data|arr", re.IGNORECASE)
 _NUMBERED = re.compile(r"video\d+", re.ASCII)
 
@@ -39,8 +39,8 @@ def import_features(
         features: a file or folder for `read_arrays`: id -> (T, d) or (d,), or one array in the order of the videos,
             without a name or with one such as "features".
         texts: features of the captions, of a width d' of their own: caption -> (d',) or (L, d'), or one array (lines of
-            the table, d') or (lines, L, d'). None: a text tower encodes them.
-        out: the manifest to write; the arrays are in a numbered folder in a folder of its name.
+            the table, d') or (lines, L, d'). If None, a text tower encodes the captions.
+        out: file of the manifest; the arrays are in a numbered subfolder of the folder with its stem.
         name: the name of the stream.
         rule: as in `import_csv`.
 
@@ -57,15 +57,15 @@ def import_features(
 def _import(
     table: Path, features: Path, texts: Path | None, out: Path, name: str, rule: str, stack: ExitStack
 ) -> tuple[Manifest, str]:
-    """Import as above; `stack` removes the new arrays after an error, or else the earlier ones."""
-    # a rule of clusters reads them; otherwise faults of the table are named first
-    of_captions = _of_captions(table, texts) if texts is not None and rule.startswith(CLUSTERS) else None
+    """Import as `import_features`; `stack` removes the new arrays after an error, otherwise the previous ones."""
+    # a rule of clusters needs them; otherwise errors of the table are reported first
+    of_captions = _read_caption_features(table, texts) if texts is not None and rule.startswith(CLUSTERS) else None
     with tempfile.TemporaryDirectory() as empty:  # a manifest needs a folder, even if it contains no videos
         manifest, report = import_csv(table, Path(empty), None, name, rule, of_captions)
     items = items_of(manifest)
     names = ids_of(table)
-    read = _unnamed(read_arrays(features), names)
-    found = _by_name(features, read, names, "videos")
+    read = _drop_generic_name(read_arrays(features), names)
+    found = _match_names(features, read, names, "videos")
     arrays: Arrays = {}  # digest of each file
     width = 0
     for number, item in enumerate(items):
@@ -73,14 +73,14 @@ def _import(
         width = width or vectors.shape[1]
         if vectors.shape[1] != width:
             raise ConfigError(
-                f"{features}: {item['video']!r} has features of {vectors.shape[1]} numbers, others of {width}. Compute "
-                "all of them with one model."
+                f"{features}: {item['video']!r} has features of {vectors.shape[1]} dimensions, others of {width}. "
+                "Compute all of them with one model."
             )
         item |= {"path": f"{number:06d}.npy", "segment": None}
-        arrays[item["path"]] = _as_stored(vectors, found[item["video"]])
+        arrays[item["path"]] = _to_stored(vectors, found[item["video"]])
     frames = [len(vectors) for vectors in arrays.values()]
     if texts is not None and of_captions is None:
-        of_captions = _of_captions(table, texts)
+        of_captions = _read_caption_features(table, texts)
     folder = out.with_suffix("")
     cards = _check_cards(features, texts, {i["video"]: arrays[i["path"]] for i in items}, of_captions, folder)
     folder = stack.enter_context(new_arrays(folder, features))
@@ -135,7 +135,7 @@ def _check_cards(
     if before is not None and ours is not None:
         refuse_mixture(before, ours, "two embedders under one name")
     elif before is not None:
-        notes.append(f"the card of {before.card.embedder}, of the import that this one replaces, is removed")
+        notes.append(f"the card of {before.card.embedder}, which the replaced import had, is removed")
     return [*(ours.describe() if ours is not None else []), *notes]
 
 
@@ -148,12 +148,12 @@ def _note_zeros(what: str, arrays: Arrays, effect: str) -> list[str]:
     return [f"{said}. Such a vector {effect}."]
 
 
-def _as_stored(vectors: np.ndarray, found: np.ndarray) -> np.ndarray:
+def _to_stored(vectors: np.ndarray, found: np.ndarray) -> np.ndarray:
     """Return checked features as float16 if they were float16, which halves the disk space without loss."""
     return vectors.astype(np.float16) if np.asarray(found).dtype.str[1:] == "f2" else vectors
 
 
-def _unnamed(found: Arrays | np.ndarray, names: list[str]) -> Arrays | np.ndarray:
+def _drop_generic_name(found: Arrays | np.ndarray, names: list[str]) -> Arrays | np.ndarray:
     """Return a file's only array if its name is a generic one such as "features", not a video's ID."""
     if isinstance(found, dict) and len(found) == 1:
         ((key, array),) = found.items()
@@ -162,26 +162,26 @@ def _unnamed(found: Arrays | np.ndarray, names: list[str]) -> Arrays | np.ndarra
     return found
 
 
-def _by_name(file: Path, found: Arrays | np.ndarray, names: list[str], what: str) -> Arrays:
+def _match_names(file: Path, found: Arrays | np.ndarray, names: list[str], what: str) -> Arrays:
     """Map each name to its array; an array without names is in the order of `names`."""
     if isinstance(found, np.ndarray):
         if len(found) != len(names):
             raise ConfigError(
-                f"{file}: has {len(found)} rows for {len(names)} {what} of the table. Give one row for each, in order."
+                f"{file}: has {len(found)} rows for {len(names)} {what} of the table. Use one row for each, in order."
             )
         return dict(zip(names, found))
     if what == "videos" and any(name not in found for name in names):
-        found = _as_named(found, names)
+        found = _match_variants(found, names)
     if missing := [name for name in names if name not in found]:
         raise ConfigError(
             f"{file}: lacks features of {len(missing)} of {len(names)} {what}, the first {missing[0][:60]!r}. "
-            + (f"It has {len(found)}, such as {next(iter(found))[:60]!r}." if found else "It has no array of numbers.")
+            + (f"It has {len(found)}, such as {next(iter(found))[:60]!r}." if found else "It lacks numeric arrays.")
         )
     return found
 
 
-def _as_named(found: Arrays, names: list[str]) -> Arrays:
-    """Return the arrays under `names`; a key may be a variant of a name if only one key is.
+def _match_variants(found: Arrays, names: list[str]) -> Arrays:
+    """Return the arrays under `names`; a key that is a variant of a name counts if it is the only one.
 
     Variants are a leading `./`, a video's extension, another Unicode form, MSR-VTT's video7010 for 7010, and, if all
     keys have them, folders or suffixes: features/ID, train/ID, ID/c3d_features (ActivityNet), ID.clip. Of several
@@ -216,10 +216,10 @@ def _checked(file: Path, name: str, array: np.ndarray) -> np.ndarray:
     try:
         return validate_features(np.asarray(array), f"{file}: {name}")
     except VideoError as error:
-        raise ConfigError(error, remedy="Save finite numbers, (frames, d) or (d,).") from error
+        raise ConfigError(error, remedy="Save finite values of shape (frames, d) or (d,).") from error
 
 
-def _by_caption_id(table: Path, file: Path, found: Arrays | np.ndarray) -> Arrays | np.ndarray:
+def _rename_by_caption_id(table: Path, file: Path, found: Arrays | np.ndarray) -> Arrays | np.ndarray:
     """Rename arrays from the column caption_id (7 or qid7) to captions; return other arrays unchanged."""
     rows = [(line, cells["caption_id"], captions) for line, cells, captions in read_table(table)]
     if isinstance(found, np.ndarray) or not any(key for _, key, _ in rows):
@@ -230,36 +230,36 @@ def _by_caption_id(table: Path, file: Path, found: Arrays | np.ndarray) -> Array
         if name is None or len(captions) > 1:
             fault = "gives one ID to several captions" if name else f"has caption_id {key[:60]!r}, which the file lacks"
             raise ConfigError(
-                f"line {line} of {table.name} {fault}", file, remedy="Write an ID of the file for each caption."
+                f"line {line} of {table.name} {fault}", file, remedy="Use an ID of the file for each caption."
             )
         if not np.array_equal(made.setdefault(captions[0], found[name]), found[name]):
-            fault = f"{captions[0][:60]!r} is twice in the table, with two features"
+            fault = f"{captions[0][:60]!r} occurs twice in the table, with different features"
             raise ConfigError(fault, file, remedy="Keep one.")
     return made
 
 
-def _of_captions(table: Path, texts: Path) -> Arrays:
+def _read_caption_features(table: Path, texts: Path) -> Arrays:
     """Return the features (L, d') of each distinct caption."""
     captions = [caption for _, _, found in read_table(table) for caption in found]
     if not captions:
         raise ConfigError("has a header and no rows", table, remedy="Add a row for each caption.")
-    arrays = _by_caption_id(table, texts, read_arrays(texts))
+    arrays = _rename_by_caption_id(table, texts, read_arrays(texts))
     found: Arrays = {}
     if isinstance(arrays, np.ndarray):
         if len(arrays) != len(captions):
             raise ConfigError(
-                f"has {len(arrays)} rows for {len(captions)} lines of {table.name}", texts, remedy="Give one each."
+                f"has {len(arrays)} rows for {len(captions)} lines of {table.name}", texts, remedy="Use one per line."
             )
         for caption, row in zip(captions, arrays):
             if caption in found and not np.array_equal(found[caption], row):
-                raise ConfigError(f"{texts}: {caption[:60]!r} is twice in the table, with two features. Keep one.")
+                raise ConfigError(f"{texts}: {caption[:60]!r} occurs twice in the table with two features. Keep one.")
             found[caption] = row
     else:
-        found = _by_name(texts, arrays, captions, "captions")
+        found = _match_names(texts, arrays, captions, "captions")
     rows = {caption: _checked(texts, caption, found[caption]) for caption in captions}
     first = next(iter(rows))
     width = rows[first].shape[1]
     if wrong := [caption for caption, row in rows.items() if row.shape[1] != width]:
-        numbers = f"{first[:40]!r} has features of {width} numbers, {wrong[0][:40]!r} of {rows[wrong[0]].shape[1]}"
+        numbers = f"{first[:40]!r} has features of {width} dimensions, {wrong[0][:40]!r} of {rows[wrong[0]].shape[1]}"
         raise ConfigError(numbers, texts, remedy="Compute all of them with one model.")
     return rows

@@ -15,11 +15,11 @@ from ctvr.orchestrator.streams.videos import video_stem
 
 TEXTS = (".json", ".jsonl", ".txt", ".csv", ".tsv")  # files that may hold captions, questions or IDs
 MOST_NAMED = 20
-_WITHOUT_CAPTIONS = re.compile("private_?test|blind_?test|without_annotations")  # of challenges
+_WITHOUT_CAPTIONS = re.compile("private_?test|blind_?test|without_annotations")  # files of challenges
 
 
 class FolderFiles:
-    """Finds the files of one data set by their known names, and records which files were used."""
+    """Files of one data set, found by their known names, with a record of those that were used."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -32,7 +32,7 @@ class FolderFiles:
         for pattern in patterns:
             fits = [name for name in names if fnmatch.fnmatchcase(name.lower(), pattern)]
             if len(fits) > 1:
-                raise ConfigError(f"{self.folder}: {fits[0]} and {fits[1]} both fit {pattern}. Keep one of them.")
+                raise ConfigError(f"{self.folder}: {fits[0]} and {fits[1]} both match {pattern}. Keep one of them.")
             if fits:
                 path = self.folder / fits[0]
                 self.used += [path] if path not in self.used else []
@@ -40,17 +40,17 @@ class FolderFiles:
         return None
 
     def need(self, *patterns: str) -> Path:
-        """Return the file as `find`.
+        """Return the file that `find` returns.
 
         Raises:
-            ConfigError: if there is none.
+            ConfigError: if no file matches.
         """
         path = self.find(*patterns)
         if path is None:
             hidden = [name for name in self.names if _WITHOUT_CAPTIONS.search(name.lower())]
             said = f" ({hidden[0]} has no captions)" if hidden else ""
             raise ConfigError(
-                f"no file fits {' or '.join(patterns)}{said}", self.folder, remedy="Put the data set's file there."
+                f"no file matches {' or '.join(patterns)}{said}", self.folder, remedy="Add the data set's file."
             )
         return path
 
@@ -61,7 +61,7 @@ class FolderFiles:
 
 
 def describe_unread(names: list[str]) -> list[str]:
-    """Return the line of a report that names the text files that an import did not read; none if it read all."""
+    """Return the report's line about text files that an import did not read; [] if it read all."""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return [f"Not read: {', '.join(names[:MOST_NAMED])}{more}."] if names else []
 
@@ -99,12 +99,12 @@ def _listed(path: Path, split: str, found: Mapping[str, Captions]) -> Captions:
             if fits:
                 break
         if len(fits) != 1:
-            many = f"stands for {' and '.join(fits[:3])}" if fits else "has no caption"
+            many = f"matches {' and '.join(fits[:3])}" if fits else "has no caption"
             raise ConfigError(
-                f"line {number}: {video!r} {many}", path, remedy="Give the list that belongs to the captions."
+                f"line {number}: {video!r} {many}", path, remedy="Use the list that belongs to the captions."
             )
     if not kept:
-        raise ConfigError("contains no id", path, remedy="Write one per line, or remove the file to keep all videos.")
+        raise ConfigError("contains no id", path, remedy="Add one per line, or remove the file to keep all videos.")
     return kept
 
 

@@ -5,7 +5,7 @@ It has a folder for each split (a word of SPLIT_WORDS) with the videos and `meta
 `category`, `start`, `end`, `twin`. Several lines of one file are captions of one video. There may instead be one
 metadata file for all splits. A row's split is then its column `split`, or the folder of its video. An optional
 `stream.json` gives the protocol and the order of the tasks. Without metadata the folder may contain shards: parquet,
-    Arrow of `datasets.save_to_disk`, WebDataset (importers/shards.py).
+Arrow of `datasets.save_to_disk`, WebDataset (importers/shards.py).
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ from ctvr.orchestrator.streams.stream import SPLITS
 from ctvr.orchestrator.streams.videos import METADATA, STREAM
 from ctvr.orchestrator.video.endings import find_videos
 
-OF_DATASETS = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")  # of `datasets` itself
+OF_DATASETS = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")  # by `datasets`
 CAPTIONS = ("captions", "caption", "text")
 Row = dict[str, Any]
 
 
 def import_dataset(folder: Path, out: Path | None, name: str | None = None) -> tuple[Manifest, str]:
-    """Import the folder; returns and raises as `import_msrvtt`.
+    """Import a folder in the VideoFolder layout. The return value and errors are those of `import_msrvtt`.
 
-    Tasks are in the order of `stream.json`, else of their numbers, else of their first appearance. A folder without
-    column `task` is one task; one without `category` has one category per task. Videos inside shards are
-    written once, each into a file named by its digest, in a numbered folder in a folder of the manifest's name.
+    Tasks are in the order of `stream.json`. Without it they are ordered by number, or by first appearance. A folder
+    without column `task` is one task; one without `category` has one category per task. Videos inside shards are
+    written once, each into a file named by its digest, in a numbered subfolder of the folder with the manifest's stem.
     """
     with ExitStack() as stack:
         return _import(Path(folder), out, name, stack)
 
 
 def _import(folder: Path, out: Path | None, name: str | None, stack: ExitStack) -> tuple[Manifest, str]:
-    """Import as above; `stack` removes new videos after an error, or else the earlier ones."""
+    """Import as `import_dataset`; `stack` removes the new videos after an error, otherwise the previous ones."""
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder", "folder", remedy="Give the one that contains train/ and test/.")
+        raise ConfigError(f"{folder} is not a folder", "folder", remedy="Pass the folder with train/ and test/.")
     about = _about(folder)
     collected = _Collected({each["name"]: list(each["categories"]) for each in about.get("tasks", [])})
     more: Row = {}
@@ -78,10 +78,10 @@ def _import(folder: Path, out: Path | None, name: str | None, stack: ExitStack) 
         videos, more, notes = read.videos(), read.sources(), read.notes()
     if not collected.items:
         raise ConfigError(
-            f"folder: {folder} has no {METADATA} and no train/{METADATA} with a row. Give a folder in the layout of "
+            f"folder: {folder} lacks {METADATA} or train/{METADATA} with a row. Pass a folder in the layout of "
             "VideoFolder."
         )
-    notes = notes if more else _left_out(folder, {video.path for video, _, _ in collected.items})
+    notes = notes if more else _report_left_out(folder, {video.path for video, _, _ in collected.items})
     manifest: Manifest = {
         "format": FORMAT,
         "name": name or about.get("name") or folder.resolve().name,
@@ -98,7 +98,7 @@ def _import(folder: Path, out: Path | None, name: str | None, stack: ExitStack) 
     return manifest, "\n".join([text, *notes, *describe_unread(unread)])
 
 
-def _left_out(folder: Path, read: set[str]) -> list[str]:
+def _report_left_out(folder: Path, read: set[str]) -> list[str]:
     """Report videos in the folder that no row of the metadata names."""
     videos = [file.relative_to(folder).as_posix() for file in find_videos(folder).videos]
     left = [video for video in videos if video not in read]
@@ -110,7 +110,7 @@ def _left_out(folder: Path, read: set[str]) -> list[str]:
 
 
 def _about(folder: Path) -> Row:
-    """Return the fields of `stream.json`, whose types are checked; empty without the file."""
+    """Return the fields of `stream.json`, whose types are checked; {} without the file."""
     file = folder / STREAM
     if not file.is_file():
         return {}
@@ -128,12 +128,12 @@ def _about(folder: Path) -> Row:
         for category in reader.array(task["categories"], f"{place}: categories"):
             reader.text(category, f"{place}: categories")
     if twice := [name for name, count in names.items() if count > 1]:
-        reader.fail("tasks", f"{twice[0]!r} occurs twice", "Give each task its own name.")
+        reader.fail("tasks", f"{twice[0]!r} occurs twice", "Use a unique name for each task.")
     return about
 
 
 def _metadata(folder: Path) -> Path | None:
-    """Return the metadata of a folder.
+    """Return the metadata file of a folder, or None.
 
     Raises:
         ConfigError: if there is more than one metadata file.
@@ -144,7 +144,7 @@ def _metadata(folder: Path) -> Path | None:
     return found[0] if found else None
 
 
-def _of_splits(folder: Path) -> dict[str, list[Path]]:
+def _split_folders(folder: Path) -> dict[str, list[Path]]:
     """Map each split to its folders.
 
     Raises:
@@ -156,23 +156,25 @@ def _of_splits(folder: Path) -> dict[str, list[Path]]:
         if split:
             found[split].append(place)
         elif file := _metadata(place):
-            raise ConfigError("its folder is not a split", file, remedy="Rename it to train, validation or test.")
+            raise ConfigError("its folder does not name a split", file, remedy="Rename it train, validation or test.")
     return found
 
 
 def _is_described(folder: Path) -> bool:
-    return any(_metadata(place) for place in (folder, *(each for some in _of_splits(folder).values() for each in some)))
+    return any(
+        _metadata(place) for place in (folder, *(each for some in _split_folders(folder).values() for each in some))
+    )
 
 
 def _rows(folder: Path) -> Iterator[tuple[str, Path, int, Row]]:
-    """Yield (split, file, line from 1, row) of the metadata of a folder, or of its splits' metadata."""
+    """Yield (split, file, 1-based line, row) of the metadata of a folder or of the folders of its splits."""
     whole = _metadata(folder)
-    for split, places in _of_splits(folder).items():
+    for split, places in _split_folders(folder).items():
         files = [file for place in places if (file := _metadata(place))]
         if len(files) > 1 or (files and whole):
             raise ConfigError(f"folder: {whole or files[1]} and {files[0]} both describe the videos. Keep one of them.")
         if places and not files and not whole:
-            raise ConfigError(f"has no {METADATA} with the captions of its videos", places[0], remedy="Write one.")
+            raise ConfigError(f"has no {METADATA} with the captions of its videos", places[0], remedy="Add one.")
         for file in files:
             yield from ((split, file, line, row) for line, row in _lines(file))
     if whole:
@@ -197,9 +199,9 @@ def _path(file: Path, line: int, row: Row, folder: Path) -> str:
     """Return the path of a row's video below the folder."""
     name = _file_name(row)
     if name is None:
-        raise ConfigError(f"{file}: line {line}: file_name is missing. Write the video's name, relative to this file.")
+        raise ConfigError(f"{file}: line {line}: file_name is missing. Add the video's path, relative to this file.")
     if PurePosixPath(name).is_absolute():
-        raise ConfigError(f"{file}: line {line}: file_name {name!r} is absolute. Write it relative to this folder.")
+        raise ConfigError(f"{file}: line {line}: file_name {name!r} is absolute. Use a path relative to this folder.")
     return (file.parent / name.removeprefix("./")).relative_to(folder).as_posix()
 
 
@@ -217,11 +219,11 @@ def _text(row: Row, name: str, otherwise: str) -> str:
 def _captions(where: str, row: Row) -> list[Any]:
     found = next((row[key] for key in CAPTIONS if _cell(row, key) is not None), None)
     if found is None:
-        raise ConfigError("no caption", where, remedy="Write a column called captions, caption or text.")
+        raise ConfigError("no caption", where, remedy="Add a column called captions, caption or text.")
     if isinstance(found, list):
         return list(found)
     if isinstance(found, dict):
-        raise ConfigError("captions are an object", where, remedy="Write one text, or a list of texts.")
+        raise ConfigError("captions are an object", where, remedy="Use one text, or a list of texts.")
     text = str(found)
     listed = captions_in(where, text)
     return [text] if listed == [text.strip()] else listed  # a plain caption is kept unchanged
@@ -230,15 +232,15 @@ def _captions(where: str, row: Row) -> list[Any]:
 def _answers(where: str, row: Row) -> list[Any]:
     found = row.get("answers") or []
     if not isinstance(found, list):
-        raise ConfigError("answers is not a list", where, str(found)[:40], "Give one answer for each question.")
+        raise ConfigError("answers is not a list", where, str(found)[:40], "Use a list with one answer per question.")
     return found
 
 
 @dataclass
 class _Collected:
-    """Items of the rows so far. Rows of one file and segment are captions of one video.
+    """Items collected from the rows so far. Rows of one file and segment are captions of one video.
 
-    An item's ID is `video_id`, else that of `name_videos`.
+    An item's ID is its `video_id`, or without one the ID that `name_videos` returns.
     """
 
     about: dict[str, list[str]]  # name of a task -> its categories, from stream.json
@@ -256,7 +258,7 @@ class _Collected:
             raise ConfigError(f"{odd[0]} is not a text or a number", where, str(row[odd[0]])[:40], "Correct it.")
         label = _text(row, "task", "task_01")
         if self.about and label not in self.tasks:
-            raise ConfigError(f"task is {label!r}, which {STREAM} does not name", where, remedy="Correct one.")
+            raise ConfigError(f"task is {label!r}, which {STREAM} does not list", where, remedy="Correct one.")
         category, segment = _text(row, "category", label), segment_of(where, _cell(row, "start"), _cell(row, "end"))
         written = _text(row, "video_id", "")
         key = File(video.path, "") if written else video, segment, written
@@ -265,7 +267,7 @@ class _Collected:
         if key in self.items:
             if self.places[key] != place:
                 first = " ".join(self.places[key])
-                raise ConfigError(f"{video.name} is also in {first!r}", where, remedy="Keep it in one place.")
+                raise ConfigError(f"{video.name} is also in {first!r}", where, remedy="Keep one of them.")
             self.items[key]["captions"] += captions
             self.items[key].get("answers", []).extend(answers)
             return
@@ -284,7 +286,7 @@ class _Collected:
         self.items[key], self.places[key] = item, place
 
     def tasks_in_order(self) -> list[Row]:
-        """Return the tasks; items without `video_id` get their ids."""
+        """Return the tasks in order, after setting the ids of items without `video_id`."""
         ids = name_videos([video for video, _, written in self.items if not written], {key[2] for key in self.items})
         segments = Counter(video for video, _, written in self.items if not written)
         for (video, segment, written), item in self.items.items():
@@ -297,7 +299,7 @@ class _Collected:
 
 
 def _refuse_equal_files(collected: _Collected, folder: Path) -> None:
-    """Refuse two files with one name and equal bytes in two splits: the test video would be trained on."""
+    """Refuse two files with one name and equal bytes in two splits, because the model would train on a test video."""
     alike: dict[tuple[str, int], dict[str, str]] = defaultdict(dict)  # stem and size -> file -> split
     for (video, _, _), (_, split, _) in collected.places.items():
         file = folder / video.path

@@ -2,7 +2,7 @@
 
 Tasks contain the classes in the order of their labels, two or five each, as in divyam3897/UCL@cfaa81d: 5 tasks of
 CIFAR-10, 20 of CIFAR-100, and 20 of the first 100 classes of Tiny-ImageNet, whose labels are assumed to be its 200
-folders in alphabetical order. The training split has all training images, the test split all other labelled images.
+folders in alphabetical order. The training split has all training images, the test split all other labeled images.
 BMU-MoCo's text describes random classes instead: `classes=SEED` draws their order.
 
 Shapes: N images of a class, S = 32 or 64 pixels per side.
@@ -63,17 +63,17 @@ def import_images(kind: str, folder: Path, out: Path, classes: int | None = None
 
     Args:
         kind: one of BENCHMARKS.
-        folder: for CIFAR, of its "python version" (data_batch_1, test_batch; train, test) or its "binary version"
-            (the same with .bin); for Tiny-ImageNet, with train/ and val/.
-        out: the manifest to write; the arrays of the classes are in a numbered folder in a folder of its name.
+        folder: for CIFAR, the folder of the "python version" (data_batch_1, test_batch; train, test) or the "binary
+            version" (the same names with .bin); for Tiny-ImageNet, the folder with train/ and val/.
+        out: file of the manifest; the arrays of the classes are in a numbered subfolder of the folder with its stem.
         classes: seed of a random order of the classes in tasks; None keeps the order of their labels.
 
-    Returns and raises as `import_msrvtt`.
+    The return value and errors are those of `import_msrvtt`.
     """
     if not Path(folder).is_dir():
-        raise ConfigError(f"{folder} is not a folder", "folder", remedy=f"Give the one into which {kind} was unpacked.")
+        raise ConfigError(f"{folder} is not a folder", "folder", remedy=f"Pass the folder of the unpacked {kind}.")
     if out.suffix != ".json":
-        raise ConfigError(f"{out} does not end in .json", "out", remedy=f"Write for example streams/{kind}.json.")
+        raise ConfigError(f"{out} does not end in .json", "out", remedy=f"Use for example streams/{kind}.json.")
     read = (_tiny if kind == "tiny-imagenet" else _cifar)(kind, Path(folder))
     with new_arrays(out.with_suffix(""), Path(folder)) as places:
         return _write(kind, folder, out, classes, read, places)
@@ -113,7 +113,7 @@ def _write(
     ]
     is_published = all(counts[split] == {n} for split, n in benchmark.published.items())
     published = {split: len(names) if is_published else -1 for split in splits}
-    if classes is not None:  # the release uses another order, so these tasks are not compared with printed numbers
+    if classes is not None:  # the release uses another order, so these tasks are not compared with published results
         return Builder(places, out).finish(f"{kind}-classes-{classes}", "ucl", tasks, SETTINGS, files)
     return Builder(places, out).finish(kind, "ucl", tasks, SETTINGS, files, published)
 
@@ -179,12 +179,13 @@ def _pixels(rows: np.ndarray) -> np.ndarray:
 
 def _labels(labels: np.ndarray, path: Path, kind: str) -> np.ndarray:
     if labels.min() < 0 or labels.max() >= BENCHMARKS[kind].classes:
-        raise ConfigError(f"has label {labels.max()}, and {kind} has {BENCHMARKS[kind].classes} classes.", path)
+        fault = f"has labels {labels.min()} to {labels.max()}, but {kind} has 0 to {BENCHMARKS[kind].classes - 1} only"
+        raise ConfigError(fault, path, remedy="Download it again.")
     return labels
 
 
 def _names_of_cifar(kind: str, folder: Path) -> list[str]:
-    """Return the class names in the binary version's text file, or numbers if it is missing."""
+    """Return the class names in the binary version's text file, or `class_NN` if it is missing."""
     count = BENCHMARKS[kind].classes
     for file in (folder / "batches.meta.txt", folder / "fine_label_names.txt"):
         if file.is_file():
@@ -200,7 +201,7 @@ def _names_of_cifar(kind: str, folder: Path) -> list[str]:
 def _tiny(kind: str, folder: Path) -> tuple[list[str], list[Path], dict[str, Split]]:
     table, classes = folder / "val" / "val_annotations.txt", BENCHMARKS[kind].classes
     if not table.is_file() or not (folder / "train").is_dir():
-        raise ConfigError(f"{folder}: has no train/ and val/val_annotations.txt. Give the unpacked tiny-imagenet-200.")
+        raise ConfigError(f"{folder}: has no train/ and val/val_annotations.txt. Pass the unpacked tiny-imagenet-200.")
     names = sorted(place.name for place in (folder / "train").iterdir() if place.is_dir())[:classes]
     if len(names) < classes:
         raise ConfigError(f"has {len(names)} class folders, not {classes}", folder / "train", remedy="Unpack it again.")
@@ -229,9 +230,9 @@ def _read(files: Iterable[tuple[Path, int]]) -> Iterator[tuple[np.ndarray, int]]
             with open_regular(path) as file, Image.open(file, formats=["JPEG"]) as opened:
                 if opened.size != (64, 64):
                     raise ConfigError(f"{path}: is {opened.size[0]} x {opened.size[1]}, not 64 x 64. Unpack it again.")
-                image = np.array(opened.convert("RGB"))  # some are greyscale
+                image = np.array(opened.convert("RGB"))  # some are grayscale
         except ConfigError:
             raise
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise ConfigError(f"{path}: the picture is missing or damaged. Unpack tiny-imagenet-200 again.") from error
+            raise ConfigError(f"{path}: the image is missing or damaged. Unpack tiny-imagenet-200 again.") from error
         yield image, label

@@ -32,17 +32,17 @@ def import_questions(folder: Path, videos: Path, out: Path, tasks: str = "1") ->
     """Import a stream of questions from the files of MSRVTT-QA.
 
     Args:
-        folder: the folder of the files.
+        folder: the folder that contains the files.
         videos: the folder that contains the videos.
-        out: the manifest.
+        out: file of the manifest.
         tasks: the number of groups of categories: a divisor of 20.
 
-    Returns and raises as `import_msrvtt`.
+    The return value and errors are those of `import_msrvtt`.
     """
     if not Path(folder).is_dir():
-        raise ConfigError(f"{folder} is not a folder", "folder", remedy="Give the one with train_qa.json.")
+        raise ConfigError(f"{folder} is not a folder", "folder", remedy="Pass the folder with train_qa.json.")
     if not re.fullmatch("[0-9]{1,2}", tasks) or int(tasks) < 1 or CATEGORIES % int(tasks):
-        raise ConfigError(f"{tasks} does not divide the 20 categories", "tasks", remedy="Write 1, 2, 4, 5, 10 or 20.")
+        raise ConfigError(f"{tasks} does not divide the 20 categories", "tasks", remedy="Use 1, 2, 4, 5, 10 or 20.")
     count, builder, files = int(tasks), Builder(videos, out), FolderFiles(Path(folder))
     paths = {split: (files.find if split == "val" else files.need)(*_patterns(split)) for split in SPLITS}
     found = {split: _videos(path, count) for split, path in paths.items() if path is not None}
@@ -94,7 +94,7 @@ def _videos(file: Path, count: int) -> dict[str, tuple[int | None, list[tuple[st
 
 
 def _text(where: str, row: Row, *names: str) -> str:
-    """Return the text of the first of these fields that exists, also from a list of one text."""
+    """Return the text of the first field of `names` that exists; the field may be a list of one text."""
     name = next((each for each in names if each in row), names[0])
     value = row.get(name)
     if isinstance(value, list) and len(set(map(str, value))) > 1:
@@ -120,6 +120,6 @@ def _category_of(where: str, row: Row, count: int) -> int | None:
         return None
     if type(value) is not int or not 0 <= value < CATEGORIES:
         if value is None:
-            raise ConfigError("category_id is missing", where, remedy="Give the published files, or omit tasks=N.")
+            raise ConfigError("category_id is missing", where, remedy="Use the published files, or omit tasks=N.")
         raise ConfigError(f"category_id is {str(value)[:40]!r}, not one of 0 to 19", where, remedy="Correct it.")
     return value

@@ -18,14 +18,14 @@ from ctvr.orchestrator.video.endings import is_video_name
 MEDIA = ("video", "mp4", "file", "bytes")  # columns of bytes, most likely first
 NAMES = ("file_name", "video_file_name", "video_path", "path", "filename", "video", "video_id")
 TAKEN = ("captions", "caption", "text", "sentence", "task", "category", "start", "end", "video_id", "split", "twin")
-SPARE, RATIO = 64 << 20, 20  # maximum ratio of bytes unpacked to bytes read; a decompression bomb has a higher one
+SPARE, RATIO = 64 << 20, 20  # bytes that are always allowed; maximum ratio of unpacked to packed bytes
 MOST_ROWS, BATCH = 1024, 128 << 20  # rows and bytes read at a time
 _FILE, _END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"  # at both ends of an Arrow file, at the end of a stream
 VIDEO, _TEXTS = "of a video", (".txt", ".json")  # kinds of members of a .tar
 
 
 def read_shard(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a shard: the columns of TAKEN, `bytes` and `name` of the video.
+    """Yield the rows of a shard as dictionaries: columns of TAKEN, and `bytes` and `name` of the video.
 
     Raises:
         ConfigError: if the file is of another kind, is damaged, or does not have exactly one column or member with the
@@ -36,7 +36,7 @@ def read_shard(file: Path) -> Iterator[dict[str, Any]]:
     except ConfigError:
         raise
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: a .txt or .json in it is not UTF-8 ({error.reason}). Write it as UTF-8.") from error
+        raise ConfigError(f"{file}: a .txt or .json in it is not UTF-8 ({error.reason}). Save it as UTF-8.") from error
     except Exception as error:  # Arrow, OSError, ValueError, tarfile and what they raise for damaged files
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
         raise ConfigError(f"cannot be read as {file.suffix} ({reason})", file, remedy="Download it again.") from error
@@ -49,7 +49,7 @@ def _parquet(file: Path) -> Iterator[dict[str, Any]]:
         columns = _Columns(file, opened.schema_arrow)
         sizes = declared_bytes(opened.metadata, columns.wanted)
         _require_size(file, sum(sizes))
-        # No value is larger than its row group, also where repeated ones are stored once
+        # A value is never larger than its row group, even if repeated values are stored once
         rows = max(1, min(MOST_ROWS, BATCH // max([1, *sizes])))
         for batch in opened.iter_batches(batch_size=rows, columns=columns.wanted):
             yield from columns.rows(batch)
@@ -59,7 +59,7 @@ def _arrow(file: Path) -> Iterator[dict[str, Any]]:
     import pyarrow as arrow
 
     with arrow.memory_map(str(file)) as source:
-        is_file = source.read(len(_FILE)) == _FILE  # text type of pandas and polars: a stream and its index
+        is_file = source.read(len(_FILE)) == _FILE  # pandas and polars write this format, a stream with an index
         end = _FILE if is_file else _END
         source.seek(source.size() - len(end))
         if source.read() != end:
@@ -77,7 +77,7 @@ def _arrow(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _require_size(file: Path, declared: int) -> None:
-    """Refuse a decompression bomb before it is unpacked."""
+    """Refuse a file that declares too many bytes (a decompression bomb), before it is unpacked."""
     size = file.stat().st_size
     if declared > SPARE + RATIO * size:
         fault = f"declares {declared >> 20} MB in {size / (1 << 20):.3g} MB, more than {RATIO} times as much"
@@ -94,7 +94,7 @@ class _Columns:
 
     def rows(self, batch: Any) -> Iterator[dict[str, Any]]:
         for place in range(len(batch)):
-            (row,) = batch.slice(place, 1).to_pylist()  # Python's copies of all values may not fit in memory
+            (row,) = batch.slice(place, 1).to_pylist()  # all values as Python objects may not fit in memory
             value = row.get(self.media) if self.media else None
             path = row.get(self.name) if self.name and self.name != self.media else None
             if isinstance(value, Mapping):
@@ -121,7 +121,7 @@ def _media(file: Path, schema: Any) -> str | None:
             found.append(column.name)
     chosen = next((name for name in MEDIA if name in found), found[0] if len(found) == 1 else None)
     if found and chosen is None:
-        raise ConfigError(f"{file}: {' and '.join(found[:3])} contain bytes. Call the column of the videos 'video'.")
+        raise ConfigError(f"{file}: {' and '.join(found[:3])} contain bytes. Rename the videos' column to 'video'.")
     return chosen
 
 
@@ -168,7 +168,7 @@ def _cells(where: str, texts: list[bytes]) -> dict[str, Any]:
     cells: dict[str, Any] = {}
     for row in map(json.loads, texts):
         if not isinstance(row, dict):
-            raise ConfigError("its .json is not an object", where, remedy='Write {"caption": ...}.')
+            raise ConfigError("its .json is not an object", where, remedy='Use {"caption": ...}.')
         if different := [name for name in TAKEN if name in row and cells.get(name, row[name]) != row[name]]:
             raise ConfigError(f"its .json files have two values for {different[0]}", where, remedy="Keep one of them.")
         cells |= row

@@ -30,9 +30,9 @@ _REVISION = re.compile(r"[0-9a-f]{40}")
 
 
 def find_shards(folder: Path) -> list[Path]:
-    """List the shards below a folder, without those in hidden folders, caches of `datasets` and tables of shards.
+    """List the shards below a folder, except hidden ones, caches of `datasets`, and metadata tables of .tar shards.
 
-    If there are tables, archives are taken as packed videos and not listed.
+    If other tables exist, .tar archives count as packed videos and are not listed.
     """
     every = (file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.suffix in READERS)
     found = [file for file in every if not any(part.startswith(".") for part in file.parts)]
@@ -43,12 +43,12 @@ def find_shards(folder: Path) -> list[Path]:
 
 
 class Shards:
-    """Reads the rows of shards in one pass, and writes videos inside them to files.
+    """Reader of the rows of shards, in one pass, that writes videos inside shards to files.
 
     Args:
         folder: the folder of the data set.
-        shards: relative to it.
-        store: the folder for videos that are inside shards; None writes nothing.
+        shards: paths of the shards, relative to `folder`.
+        store: the folder for videos that are inside shards; if None, nothing is written.
     """
 
     def __init__(self, folder: Path, shards: list[Path], store: Path | None) -> None:
@@ -68,11 +68,11 @@ class Shards:
                 yield split, file, number, row, self._place(file, number, row)
 
     def videos(self) -> Path:
-        """Return the folder to which paths are relative."""
+        """Return the folder to which the paths of videos are relative."""
         return self.store.resolve() if self.has_bytes and self.store else self.folder.resolve()
 
     def sources(self) -> dict[str, Any]:
-        """Return the digests of the shards, and the revision if the hub's client recorded one."""
+        """Return the digests of the shards, and the revision if the client of the Hugging Face hub recorded one."""
         revision = _revision(self.folder.resolve(), self.shards[0])
         digests = {shard.as_posix(): digest_file(str(self.folder / shard)) for shard in self.shards}
         return {"sources": digests, **({"about": {"revision": revision}} if revision else {})}
@@ -90,7 +90,7 @@ class Shards:
         return notes
 
     def _check_sets(self) -> None:
-        """Reject two sets of one split, such as configurations of the hub: their rows would be merged."""
+        """Reject two sets of one split, such as configurations on the hub, because their rows would be merged."""
         sets: dict[str, dict[tuple[Path, str], Path]] = defaultdict(dict)
         for shard in self.shards:
             sets[_split_in(shard)].setdefault((shard.parent, _NUMBERS.sub("", shard.stem)), shard)
@@ -98,7 +98,7 @@ class Shards:
             if len(found) > 1:
                 first, second = list(found.values())[:2]
                 raise ConfigError(
-                    f"folder: {self.folder}: {first} and {second} are two sets of {split or 'one'} rows. Give a folder "
+                    f"folder: {self.folder}: {first} and {second} are two sets of {split or 'one'} rows. Pass a folder "
                     "with one of them."
                 )
 
@@ -115,8 +115,8 @@ class Shards:
         if content is None:
             if not isinstance(name, str) or not name:
                 names = ", ".join(NAMES)
-                raise ConfigError(f"{file}: row {number}: neither bytes of a video nor its name. Columns: {names}.")
-            path = self._named(file, name)
+                raise ConfigError(f"{file}: row {number}: lacks bytes and name of a video. Columns: {names}.")
+            path = self._find_named(file, name)
             return File(path, path)
         self.has_bytes = True
         digest = hashlib.sha256(content).hexdigest()
@@ -125,8 +125,8 @@ class Shards:
             self._write(self.store / path, content)
         return File(path, name or digest[:16])
 
-    def _named(self, file: Path, name: str) -> str:
-        """Return the path of a video: relative to its shard, as `datasets` writes it, else any file of this name."""
+    def _find_named(self, file: Path, name: str) -> str:
+        """Return the path of a video: relative to its shard, as `datasets` writes it, or any file of this name."""
         below = PurePosixPath(name)
         if not below.is_absolute() and ".." not in below.parts:
             near = file.parent / below
@@ -145,7 +145,7 @@ class Shards:
 
 
 def _split_in(path: PurePath) -> str:
-    """Return the split in a file's name or that of its nearest folder; empty if there is none."""
+    """Return the split that a file's name or its nearest folder contains; "" if none does."""
     for part in (path.stem, *reversed(path.parts[:-1])):
         if words := _WORD.findall(part.lower()):
             return SPLIT_WORDS[words[0]]
@@ -157,7 +157,7 @@ def split_of(where: str, row: Mapping[str, Any], metadata: PurePath, video: str 
 
     Args:
         metadata: the file of the row, relative to the data set.
-        video: path of the video, None if the row contains it.
+        video: path of the video; None if the row contains the video.
 
     Raises:
         ConfigError: if none of them names a split.
@@ -171,7 +171,7 @@ def split_of(where: str, row: Mapping[str, Any], metadata: PurePath, video: str 
     if not split:
         said = f"split is {written!r}" if written else "no split"
         raise ConfigError(
-            f"{where}: {said}. Write a column split (train, val or test), or put the files into folders train and test."
+            f"{where}: {said}. Add a column split (train, val or test), or put the files into folders train and test."
         )
     return split
 
@@ -186,7 +186,7 @@ def _ending(content: bytes, name: str) -> str:
 
 
 def _revision(folder: Path, shard: Path) -> str:
-    """Return the commit of the hub's repository, from a snapshot's folder name or the metadata of `hf download`."""
+    """Return the commit of the repository on the Hugging Face hub, from a snapshot's path or download metadata."""
     if folder.parent.name == "snapshots" and _REVISION.fullmatch(folder.name):
         return folder.name
     note = folder / ".cache/huggingface/download" / f"{shard.as_posix()}.metadata"

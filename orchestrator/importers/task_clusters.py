@@ -1,9 +1,9 @@
-"""Tasks from clusters of captions' vectors: k-means (Lloyd) from the start of k-means++ (Arthur & Vassilvitskii, 2007).
+"""Tasks from clusters of captions' vectors: Lloyd's k-means, initialized by k-means++ (Arthur & Vassilvitskii, 2007).
 
-Vectors are rounded to whole numbers whose sums and products are exact in float64. So every order of additions, on any
-processor, gives the same clusters.
+Vectors are rounded to whole numbers whose sums and products are exact in float64, so that the
+clusters do not depend on the order of additions or the processor.
 
-Shapes: V videos, L vectors of a caption, d numbers of a vector, K clusters.
+Shapes: V videos, L vectors of a caption, d dimensions of a vector, K clusters.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from ctvr.orchestrator.errors import ConfigError
 
-BITS = 18  # of a number: products of two vectors of up to 2**17 numbers stay below 2**53
+BITS = 18  # per element: the inner product of two vectors of up to 2**17 elements is below 2**53
 SEED, MOST_ROUNDS = 0, 100
 
 
@@ -26,16 +26,16 @@ def cluster_tasks(
     number: int,
     vectors: Mapping[str, np.ndarray],
 ) -> tuple[list[str], list[str]]:
-    """Return the name of the task of each row, and the names in the order of the stream, that of the table.
+    """Return the name of the task of each row, and the task names in order of first appearance in the table.
 
-    A video's vector is the mean direction of its captions. Training videos make the clusters; the others join the
-    nearest one.
+    A video's vector is the mean direction of its captions. The clusters are computed from training
+    videos; each other video joins the nearest cluster.
 
     Args:
         table: the file, for messages.
-        rows: cells, captions, and what identifies the video.
+        rows: cells, captions, and the key of the video, for each row.
         number: K.
-        vectors: (L, d) of each caption.
+        vectors: caption -> its vectors (L, d).
 
     Raises:
         ConfigError: if the training videos have fewer than `number` different vectors.
@@ -65,7 +65,7 @@ def cluster_tasks(
 
 
 def _directions(rows: np.ndarray) -> np.ndarray:
-    """Return (n, d) whole numbers in float64: each row scaled to the length 2**BITS; zeros stay zeros."""
+    """Return (n, d) whole numbers in float64: each row is scaled to the length 2**BITS; a row of zeros is unchanged."""
     largest = np.abs(rows.astype(np.float64)).max(axis=1, keepdims=True)
     whole = np.rint(rows / np.where(largest > 0, largest, 1) * 2**BITS)
     length = np.sqrt((whole * whole).sum(axis=1, keepdims=True))
@@ -88,7 +88,7 @@ def _k_means(points: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
         found = squares.argmin(axis=1)
         nearest = squares[np.arange(len(points)), found]
         counts = np.bincount(found, minlength=number)
-        for empty in np.flatnonzero(counts == 0):  # it gets the farthest point of a cluster of several
+        for empty in np.flatnonzero(counts == 0):  # it receives the farthest point of a cluster with several points
             farthest = int(np.where(counts[found] > 1, nearest, -1).argmax())
             counts[found[farthest]] -= 1
             counts[empty], found[farthest] = 1, empty

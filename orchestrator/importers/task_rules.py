@@ -33,7 +33,7 @@ def check_rule(rule: str) -> None:
     number = rule.removeprefix(CLUSTERS)
     is_number = number.isascii() and number.isdecimal() and 1 <= int(number[:9]) <= MOST_PARTS
     if rule not in UNITS and rule != "category" and not is_number:
-        raise ConfigError("is not a rule for tasks", f"tasks={rule:.40}", remedy=f"Write {RULES}.")
+        raise ConfigError("is not a rule for tasks", f"tasks={rule:.40}", remedy=f"Use {RULES}.")
 
 
 def tasks_of(table: Path, rows: Sequence[Row], rule: str) -> tuple[list[str], list[str]]:
@@ -41,7 +41,7 @@ def tasks_of(table: Path, rows: Sequence[Row], rule: str) -> tuple[list[str], li
 
     Args:
         table: the file, for messages.
-        rows: line, cells, and what identifies the video.
+        rows: line, cells, and the key of the video, for each row.
         rule: a unit of time; "category", in the order of the table; or a number of parts with equally many videos, in
             the order of time and, at equal times, of the table.
 
@@ -52,7 +52,7 @@ def tasks_of(table: Path, rows: Sequence[Row], rule: str) -> tuple[list[str], li
     column = "category" if rule == "category" else "time"
     for line, cells, _ in rows:
         if not cells[column]:
-            raise ConfigError(f"line {line}: {column} is empty, and tasks={rule} needs it", table, remedy="Fill it in.")
+            raise ConfigError(f"line {line}: {column} is empty, which tasks={rule} reads", table, remedy="Fill it in.")
     if rule == "category":
         names = [cells["category"] for _, cells, _ in rows]
         return names, list(dict.fromkeys(names))
@@ -85,5 +85,5 @@ def _time(table: Path, line: int, cell: str) -> datetime:
         return datetime.fromisoformat(text).astimezone(timezone.utc)
     except (ValueError, OverflowError):
         raise ConfigError(
-            f"line {line}: time {cell[:40]!r} is not a date", table, remedy="Write 2026-03-31 or 2026-03-31T23:59:00."
+            f"line {line}: time {cell[:40]!r} is not a date", table, remedy="Use 2026-03-31 or 2026-03-31T23:59:00."
         ) from None

@@ -39,13 +39,13 @@ def build_cache(
 
     Args:
         stream_name: name of a stream, or a manifest file.
-        overrides: flat settings, as for `ctvr run`.
+        overrides: settings by dotted name, as for `ctvr run`.
         execution: execution settings; if it has an `address`, all nodes of that Ray cluster decode.
         on_cluster: whether to use the nodes of the Ray cluster.
         features: whether to store the features of the method's frozen vision blocks, too.
 
     Raises:
-        ConfigError: if videos are broken, after all others are decoded, unless `data.skip_missing` is set.
+        ConfigError: if videos are missing or broken and `data.skip_missing` is false. All other videos are decoded.
     """
     execution.check()
     places = execution.places()
@@ -67,7 +67,7 @@ def build_cache(
         broken = {item: (item, error) for each in found for item, error in each.broken}
         decoded, known = (sum(getattr(each, name) for each in found) for name in ("decoded", "known"))
         done = replace(found[0], decoded=decoded, known=known, broken=list(broken.values()))
-        lost = _lost(done)
+        lost = _list_lost(done)
         made = featurize_stream(stream, stream.splits, lost, featurize) if featurize is not None else ""
         return _report(stream, done, lost, made, execution, experiment.data.skip_missing)
 
@@ -85,8 +85,8 @@ def build_cache(
         return build(lambda each: partial(decode_on_nodes, each), 0, there)  # 0: use every CPU of the cluster
 
 
-def _lost(done: Prepared) -> dict[str, str]:
-    """Return the videos without frames, each with its reason."""
+def _list_lost(done: Prepared) -> dict[str, str]:
+    """Map each video without frames to the reason."""
     lost = {item.video: f"{item.path}: no such file" for item in done.missing}
     return lost | {item.video: str(error) for item, error in done.broken}
 
@@ -94,10 +94,10 @@ def _lost(done: Prepared) -> dict[str, str]:
 def _report(
     stream: Stream, done: Prepared, lost: Mapping[str, str], made: str, execution: ExecutionConfig, skip_missing: bool
 ) -> str:
-    """Report decoded and unusable videos, then `made`, the text on features.
+    """Return a report on decoded and unusable videos, followed by `made`, the text on features.
 
     Raises:
-        ConfigError: with this report, if videos are unusable and `skip_missing` is false.
+        ConfigError: with the report as its text, if videos are unusable and `skip_missing` is false.
     """
     text = f"stream {stream.name}: {done.decoded} videos decoded, {done.known} were in the store"
     if lost:
@@ -107,7 +107,7 @@ def _report(
             file = execution.runs.resolve() / f"broken-{re.sub(r'[^A-Za-z0-9_-]', '-', stream.name)}.txt"
             file.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
             text += f" (all of them in {file})"
-        text += _listed(lines)
+        text += _indent_lines(lines)
     text = "\n".join(filter(None, (text, made)))
     if lost and not skip_missing:
         raise ConfigError(text)
@@ -115,7 +115,7 @@ def _report(
 
 
 def list_cache(execution: ExecutionConfig) -> str:
-    """List number and bytes of the objects of each kind, and of this machine's copies of a remote store."""
+    """Return a table of the number and size of objects of each kind, and of this machine's copies of remote objects."""
     store = execution.existing_store()
     entries = store.entries()
     lines = [_line(kind, size) for kind, size in by_kind(entries).items()]
@@ -127,10 +127,14 @@ def list_cache(execution: ExecutionConfig) -> str:
 
 
 def verify_cache(execution: ExecutionConfig, remove: bool = False) -> str:
-    """Read every object and check its digest.
+    """Read every object and check its digest; return a report.
+
+    Args:
+        execution: runs folder and store.
+        remove: whether to remove damaged objects.
 
     Raises:
-        ConfigError: if objects are damaged and not removed, with their names.
+        ConfigError: if objects are damaged and `remove` is false; the message has their names.
     """
     store = execution.existing_store()
     found = list(store.verify(remove))
@@ -138,7 +142,7 @@ def verify_cache(execution: ExecutionConfig, remove: bool = False) -> str:
     if not bad:
         return f"all {len(found)} objects are intact"
     done = "removed; they are created again when needed" if remove else "add --yes to remove them"
-    text = f"{len(bad)} of {len(found)} objects are damaged ({done}){_listed(bad)}"
+    text = f"{len(bad)} of {len(found)} objects are damaged ({done}){_indent_lines(bad)}"
     if not remove:
         raise ConfigError(text, "cache")
     return text
@@ -149,20 +153,20 @@ def collect_garbage(execution: ExecutionConfig, older_than: float | None = None,
 
     Args:
         execution: the runs folder, whose MLflow records identify recent sweeps.
-        older_than: age in days from which commits and frames of streams are unneeded, except in recent sweeps.
+        older_than: age in days from which commits and frames are not needed, unless a recent sweep uses them.
         remove: whether to delete the objects.
     """
     if older_than is not None and older_than < 1:
-        raise ConfigError(f"must be >= 1 day, got {older_than:g}", "--older-than", remedy="Write 30.")
+        raise ConfigError(f"must be >= 1 day, got {older_than:g}", "--older-than", remedy="Use 30.")
     store = execution.existing_store()
     recent = recent_runs(execution.existing_tracker(), older_than) if older_than is not None else set()
     return _collect(store, find_garbage(store, older_than, recent), remove)
 
 
 def collect_losers(execution: ExecutionConfig, sweep: str, remove: bool = False) -> str:
-    """Find and, with `remove`, delete the weights of a finished sweep's trials other than the best one.
+    """Find and, with `remove`, delete the weights of a finished sweep's trials except the best trial.
 
-    All numbers stay, and so do weights that another run shares.
+    Metrics are kept, and so are weights that another run shares.
 
     Raises:
         ConfigError: if the sweep is unknown or not finished, or has no complete trial.
@@ -194,7 +198,7 @@ def _collect(store: Store, garbage: Garbage, remove: bool) -> str:
 
 
 def recent_runs(tracker: Tracker, days: float) -> set[str]:
-    """Return the result keys of all runs that are running or began within `days`, and of their sweeps' other runs."""
+    """Return the result keys of runs that are running or began within `days`, and of all runs of their sweeps."""
     runs = tracker.find_runs(strict=True)
     begin = (time.time() - days * DAY) * 1000
     recent = [run for run in runs if run.started >= begin or (run.status == "RUNNING" and not is_left(tracker, run))]
@@ -210,6 +214,6 @@ def _line(what: str, size: Size) -> str:
     return f"{what:<10}{size.objects:8d} objects {size.bytes / 2**20:12.1f} MiB"
 
 
-def _listed(lines: Sequence[str]) -> str:
+def _indent_lines(lines: Sequence[str]) -> str:
     more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     return "".join(f"\n  {line}" for line in [*lines[:SHOWN], *more])

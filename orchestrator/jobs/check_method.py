@@ -1,4 +1,4 @@
-"""Contract checks of a method on noise and a small random backbone, without a stream or Ray (`ctvr check-method`)."""
+"""Contract checks of a method on noise and a small random backbone, without a stream or Ray (`ctvr methods check`)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from ctvr.orchestrator.method_checks.subject import Subject, learn
 
 CHECKS: dict[str, tuple[Callable[[Subject], str | None], str]] = {
     "losses": (checks.check_losses, "losses are finite, and a step changes only the parameters of `param_groups`"),
-    "rows": (checks.check_batch_independence, "features of a video or caption do not depend on the others in a batch"),
+    "rows": (checks.check_batch_independence, "features of a video or caption do not depend on the rest of a batch"),
     "frozen": (checks.check_frozen, "parameters declared as frozen do not change"),
     "leaks": (
         leakage.check_leakage,
-        "evaluation uses no later task, no order and no task number, and changes no state",
+        "evaluation does not use later tasks, the order or the task's index, and does not change the state",
     ),
     "forgetting": (check_forgetting, "an untrained model has no forgetting"),
     "settings": (check_settings_matter, "every numeric setting has an effect"),
-    "resume": (checks.check_resume, "a run resumed after every task equals an uninterrupted one, bit for bit"),
+    "resume": (checks.check_resume, "a run resumed after every task is bit-identical to an uninterrupted run"),
 }
 _WIDTH = max(map(len, CHECKS))
 
@@ -43,7 +43,7 @@ def check_method(name: str, settings: Mapping[str, Any] | None = None, presets: 
 
     Raises:
         ConfigError: for an unknown method or setting.
-        CtvrError: if a check fails, with all lines.
+        CtvrError: if a check fails; the message has all lines.
     """
     torch.set_num_threads(1)
     with record_opened() as opened:
@@ -59,12 +59,12 @@ def check_method(name: str, settings: Mapping[str, Any] | None = None, presets: 
     if (module := methods.place_of(name).partition(":")[0]).partition(".")[0] != "ctvr":
         lines.append(f"{'opens':<{_WIDTH}}  {'':<5}  {describe_opened(module, opened)}, at its import and in two steps")
     if failed:
-        raise CtvrError("\n".join([f"check-method {name}: {failed} of {len(CHECKS)} checks failed", *lines]))
+        raise CtvrError("\n".join([f"methods check {name}: {failed} of {len(CHECKS)} checks failed", *lines]))
     return lines
 
 
 def _result(look: Callable[[Subject], str | None], subject: Subject) -> tuple[bool, str]:
-    """Return whether a check failed, and its message. Any exception of the method is a failure."""
+    """Return whether a check failed, and the check's message. Any exception of the method is a failure."""
     try:
         return False, look(subject) or ""
     except ContractViolation as fault:
@@ -75,7 +75,7 @@ def _result(look: Callable[[Subject], str | None], subject: Subject) -> tuple[bo
 
 
 def _place(error: Exception) -> str:
-    """Return the last line of the method's own code in an error's traceback."""
+    """Return file and number of the last line of the method's own code in an error's traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = Path(checks.__file__).parent
     own = [f for f in frames if Path(f.filename).parent not in (ours, Path(__file__).parent)]

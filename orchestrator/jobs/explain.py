@@ -1,7 +1,7 @@
-"""Explanation of a store key, and comparison of two keys (`ctvr explain`).
+"""Explanation of a store key, and comparison of two keys (`ctvr runs explain`).
 
-A key is a digest and cannot be inverted. Its inputs are recorded in MLflow (tag `ctvr.result` = key, params = settings,
-tag `ctvr.stream_digest`). The key is computed from them again to check whether it is still the same.
+A key is a digest and cannot be inverted. MLflow records its inputs (tag `ctvr.result` = key, params = settings, tag
+`ctvr.stream_digest`). The key is computed from them again to check whether a run today would get the same key.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ def explain(key_prefix: str, store: Store, tracker: Tracker | None = None) -> st
         key_prefix: unique prefix of a result's key (64 hex digits; `zero-...` for a zero-shot curve) or of the key of
             a video's frames.
         store: the store of finished tasks and frames.
-        tracker: the records of runs; without it only the store is read.
+        tracker: the records of runs; if None, only the store is read.
 
     Raises:
         ConfigError: if no key, or several keys, have the prefix.
     """
-    prefix = _checked(_key_of(key_prefix, tracker))
+    prefix = _parse_prefix(_key_of(key_prefix, tracker))
     keys = _result_keys(prefix, store, tracker)
     if not keys:
         frames = store.list("frames", prefix)
         if frames:
-            return _frames_text(_only(prefix, frames), store)
-    key = _only(prefix, keys)
+            return _frames_text(_require_single(prefix, frames), store)
+    key = _require_single(prefix, keys)
     runs = _runs_of(key, tracker)
     lines = [f"result {key}", f"{'made of':<{WIDTH}}{PARTS}"]
     if runs:
@@ -60,14 +60,14 @@ def explain(key_prefix: str, store: Store, tracker: Tracker | None = None) -> st
 
 
 def compare(key_a: str, key_b: str, store: Store, tracker: Tracker) -> str:
-    """List the differences of two results' keys: settings, stream, frames, weights, code, versions or device, by name.
+    """List the differing inputs of two results' keys: settings, stream, frames, weights, code, versions or device.
 
     Raises:
         ConfigError: if a key is unknown, or no run in MLflow records its settings.
     """
     pair = []
-    for prefix in (_checked(_key_of(key, tracker)) for key in (key_a, key_b)):
-        key = _only(prefix, _result_keys(prefix, store, tracker))
+    for prefix in (_parse_prefix(_key_of(key, tracker)) for key in (key_a, key_b)):
+        key = _require_single(prefix, _result_keys(prefix, store, tracker))
         runs = _runs_of(key, tracker)
         if not runs:
             raise ConfigError(_why_unknown(key, tracker), f"key {key[:16]}", remedy="Compare keys of tracked runs.")
@@ -93,7 +93,11 @@ def compare(key_a: str, key_b: str, store: Store, tracker: Tracker) -> str:
 
 
 def _key_of(name: str, tracker: Tracker | None) -> str:
-    """Return the key of a run (by name or ID) or of a method's newest run; else `word`, which may be a key."""
+    """Return the key of a run (by name or ID) or of a method's newest run; otherwise `name`, which may be a key.
+
+    Raises:
+        ConfigError: if `name` is neither a run, a method with runs, nor like a key.
+    """
     runs = [] if tracker is None else tracker.find_runs()
     found = [run for run in runs if run.name == name or (len(name) >= 6 and run.run_id.startswith(name.lower()))]
     if not found:
@@ -104,16 +108,20 @@ def _key_of(name: str, tracker: Tracker | None) -> str:
     is_key = re.fullmatch(r"(?:zero-)?[0-9a-fA-F]{4,64}(?:-[0-9a-f]{1,8})?(?:/.*)?", name.strip())
     if found or is_key or not runs:
         return name
-    raise ConfigError(f"no run or key {name!r}.{what_it_names(name, runs)}", "explain")
+    raise ConfigError(f"no run or key {name!r}.{what_it_names(name, runs)}", "runs explain")
 
 
-def _checked(prefix: str) -> str:
-    """Return the part of a key that identifies a result, in lower case."""
+def _parse_prefix(prefix: str) -> str:
+    """Return the part of a key that identifies a result, in lower case.
+
+    Raises:
+        ConfigError: if the text is not a key.
+    """
     text = prefix.strip().lower().partition("/")[0]
     if not re.fullmatch(r"(?:zero-)?[0-9a-f]{4,64}(?:-[0-9a-f]{1,8})?", text):
         raise ConfigError(
-            f"key {prefix!r}: is not a key. Give 4 or more hexadecimal digits of MLflow's tag {RESULT}, or of a name "
-            "below `commits` or `frames` of the store."
+            f"key {prefix!r}: is not a key. Use 4 or more hexadecimal digits of MLflow's tag {RESULT}, or of a name "
+            "below `commits` or `frames` in the store."
         )
     return text
 
@@ -130,22 +138,22 @@ def _result_keys(prefix: str, store: Store, tracker: Tracker | None) -> list[str
     return sorted(keys)
 
 
-def _only(prefix: str, keys: Sequence[str]) -> str:
+def _require_single(prefix: str, keys: Sequence[str]) -> str:
     if prefix in keys:
         return prefix
     if not keys:
         raise ConfigError(
-            f"key {prefix!r}: no key in the store or in MLflow has this prefix. MLflow's tag {RESULT} is a run's key; "
-            "give the --store and --runs of that run."
+            f"key {prefix!r}: no key in the store or in MLflow has this prefix. MLflow's tag {RESULT} is a run's key. "
+            "Pass the --store and --runs of that run."
         )
     if len(keys) > 1:
         some = ", ".join(key[:16] for key in keys[:SHOWN])
-        raise ConfigError(f"key {prefix!r}: {len(keys)} keys have this prefix ({some}, ...). Give more characters.")
+        raise ConfigError(f"key {prefix!r}: {len(keys)} keys have this prefix ({some}, ...). Use more characters.")
     return keys[0]
 
 
 def _runs_of(key: str, tracker: Tracker | None) -> list[RunRecord]:
-    """Return the runs with this result, oldest first. A run repeated with `--fresh` has a suffix in the store only."""
+    """Return the runs with this key, oldest first. Only in the store, a run with `--fresh` has a suffix in its key."""
     if tracker is None or key.startswith("zero-"):
         return []
     return tracker.find_runs(tags={RESULT: key.partition("-")[0]})
@@ -153,10 +161,10 @@ def _runs_of(key: str, tracker: Tracker | None) -> list[RunRecord]:
 
 def _why_unknown(key: str, tracker: Tracker | None) -> str:
     if key.startswith("zero-"):
-        return "those of the untrained backbone (method zero_shot); no separate run records them"
+        return "settings of the untrained backbone (method zero_shot), which no separate run records"
     if tracker is None:
         return "unknown without MLflow"
-    return "no run in MLflow records them"
+    return "not recorded by any run in MLflow"
 
 
 # ---------------------------------------------------------------------------------------------- text
@@ -184,7 +192,7 @@ def _content(key: str, runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _split(settings: Mapping[str, Any]) -> tuple[Settings, Settings]:
-    """Split settings into those that are part of a key, and those that do not affect results."""
+    """Split settings into settings that are part of a key, and settings that do not affect results."""
     from ctvr.orchestrator.keys.run_key import NON_IDENTITY_SETTINGS  # torch takes seconds to import
 
     idle = {name: value for name, value in settings.items() if name in NON_IDENTITY_SETTINGS}
@@ -200,7 +208,7 @@ def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[l
 
 
 def _differing_parts(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:
-    """Return one line for each input in which two keys differ; none if the inputs of one are not recorded."""
+    """Return one line for each differing input of two keys; empty if the inputs of one key are not recorded."""
     why = {"stream": " (other videos, captions or order)"}
     names = {**first, **second} if first and second else {}
     return [
@@ -216,7 +224,7 @@ def _short(value: str | None) -> str:
 
 
 def _today(key: str, run: RunRecord) -> str:
-    """Describe whether the current code, weights and versions give the run's settings and stream the same key."""
+    """State whether the run's settings and stream have the same key with the current code, weights and versions."""
     from ctvr.orchestrator.keys.run_key import OF_PROTOCOL  # torch takes seconds to import
     from ctvr.orchestrator.sweeps.comparison import experiment_of
 
@@ -237,7 +245,7 @@ def _today(key: str, run: RunRecord) -> str:
     here = experiment.environment_digests(*about) | experiment.file_digests()
     changed = [line.partition(" a: ")[0].strip() for line in _differing_parts(then, here)]
     what = ", ".join(changed) or "code, weights or environment"
-    return f"{what} here differ: a run now gets {now[:16]}"
+    return f"{what} here differ, so that a run now has the key {now[:16]}"
 
 
 def _tasks(key: str, store: Store) -> list[str]:

@@ -1,6 +1,6 @@
 """Export of a stream for other programs: table, manifest, frames and features (`ctvr streams export`).
 
-Shapes: T frames, d joint embedding.
+Shapes: T frames, d dimensions of the joint embedding.
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ def export_stream(
 
     Args:
         name: name of a stream, or a manifest file.
-        overrides: flat settings; `backbone.*` and `data.num_frames` determine frames and features.
+        overrides: settings by dotted name; `backbone.*` and `data.*` determine frames and features.
         execution: runs folder and videos.
         out: the new folder.
         form: file format of frames and features, one of FORMS.
-        what: parts of WHAT. table: `table.csv`, a line for each caption, and `manifest.json`. frames: (T, H, W, 3)
-            uint8 of each video. features: (T, d) of each video and (d,) of each caption by the untrained backbone.
-            files: the video files in `videos`; `table.csv` then lists them by these names.
+        what: parts of WHAT. table: `table.csv`, a line for each caption, and `manifest.json`, always written. frames:
+            (T, H, W, 3) uint8 of each video. features: (T, d) of each video and (d,) of each caption from the untrained
+            backbone. files: the video files in `videos`, whose names are then used in `table.csv`.
 
     Raises:
-        ConfigError: for an unknown form, a folder that is not empty, or videos that are missing.
+        ConfigError: for an unknown format, a folder that is not empty, or missing videos.
     """
     if form not in FORMS:
         raise ConfigError(f"{form!r} is not a known format", "--form", remedy=f"Choose one of {', '.join(FORMS)}.")
     require_new(out)
     if "frames" in what and form == "parquet":
-        raise ConfigError("parquet cannot store frames", "--form", remedy="Write npz, npy, pt or h5.")
+        raise ConfigError("parquet cannot store frames", "--form", remedy="Use npz, npy, pt or h5.")
     manifest = find_manifest(name)
     stream = execution.load_stream(manifest, render=False)
     if "files" in what and (stream.domain == "images" or stream.has_features):
         kind = "images" if stream.domain == "images" else "features"
         raise ConfigError(f"stream {stream.name} has {kind} instead of videos", "--files", remedy="Omit --files.")
     if stream.has_features and "frames" in what:
-        raise ConfigError(f"stream {stream.name} has features and no frames", "--frames", remedy="Omit it.")
+        raise ConfigError(f"stream {stream.name} has features instead of frames", "--frames", remedy="Omit it.")
     experiment = resolve({"method": "zero_shot", "stream": manifest, **overrides}, stream.settings)
     stream = execution.load_stream(manifest)  # renders videos, after all checks
     notes: list[str] = []
@@ -123,7 +123,7 @@ def _write_features(data: StreamData, items: list[Item], clip: Any, new: Path, o
     written = out / write_arrays(new / f"features.{form}", videos).name
     lines = [f"features of {len(items)} videos: {written}"]
     in_order = np.stack([texts[caption] for item in items for caption in item.captions])
-    np.save(new / "text_features.npy", in_order, allow_pickle=False)  # in every format: captions are not file names
+    np.save(new / "text_features.npy", in_order, allow_pickle=False)  # always .npy, because captions are not file names
     lines.append(f"features of {len(in_order)} captions, a row for each line of the table: {out / 'text_features.npy'}")
     words = f"table={out / 'table.csv'} features={written} text={out / 'text_features.npy'}"
     return [*lines, f"import them with: ctvr streams import features {words} --name NAME"]

@@ -1,7 +1,7 @@
 """Export of a stream to a folder for Hugging Face's `datasets` (`ctvr streams export STREAM FOLDER --hf`).
 
-The format is that of its VideoFolder: `train/`, `validation/` and `test/` with a file for each video and a
-`metadata.jsonl` with a line for each file. `README.md` is the card, with the splits. `stream.json` contains the
+The folder has the VideoFolder format: `train/`, `validation/` and `test/` with a file for each video and a
+`metadata.jsonl` with a line for each file. `README.md` is the dataset card, with the splits. `stream.json` contains the
 protocol, the order of tasks and categories, and the recommended settings, so that the folder can be imported as the
 same stream (importers/hf_dataset.py).
 """
@@ -31,18 +31,18 @@ from ctvr.orchestrator.video.endings import is_video_name
 def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: str = "") -> str:
     """Write a stream to a folder; return the written files and the command that imports them.
 
-    Videos are hard links to those of the stream if the disk allows it, else copies. Two items that are segments of one
-    video have a file each, because a line of metadata describes a file.
+    Videos are hard links to the stream's files if the disk allows it, otherwise copies. Two items that are segments of
+    one video have a file each, because a line of metadata describes a file.
 
     Args:
         name: name of a stream, or a manifest file.
         execution: runs folder and videos.
         out: the new folder.
-        licence: licence of videos and captions by the hub's name; "" writes `license: other`.
+        licence: the Hub's name of the license of videos and captions; "" writes `license: other`.
 
     Raises:
-        ConfigError: for a folder that is not empty, a stream of images, features or chunks, videos that are missing,
-            elsewhere or folders of frames, or a disk that is full.
+        ConfigError: for a folder that is not empty, a stream of images, features or chunks, missing videos, videos
+            outside the permitted folders, folders of frames, or a full disk.
     """
     require_new(out)
     manifest = find_manifest(name)
@@ -82,10 +82,10 @@ def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: st
 
 
 def without_others(stream: Stream, manifest: str, execution: ExecutionConfig, option: str) -> tuple[Stream, list[str]]:
-    """Return a stream without the files that must not be exported, and a line about them, if there are any.
+    """Return a stream without the files that must not be exported, and a list with a line about these files, if any.
 
-    A manifest from elsewhere may name any file. Exported are files with the extension of a video that begin as one,
-    and lie below the manifest's folder (the runs folder, if the stream is named) or --videos, with links resolved.
+    An untrusted manifest may name any file. Only videos (by extension and first bytes) are exported whose resolved path
+    is below --videos or the manifest's folder (the runs folder, if `manifest` is a stream's name).
 
     Raises:
         ConfigError: if a task would keep no video of a split.
@@ -102,13 +102,13 @@ def without_others(stream: Stream, manifest: str, execution: ExecutionConfig, op
         kept = drop_videos(stream, [item for _, _, item in iter_items(stream) if item.path in others])
     except ConfigError as error:
         raise ConfigError(
-            f"{text}, and a task keeps none", option, remedy="Give the videos' folder: --videos FOLDER."
+            f"{text}, and a task keeps none", option, remedy="Pass the videos' folder: --videos FOLDER."
         ) from error
     return kept, [text]
 
 
 def _why_not(file: Path, places: list[Path]) -> str:
-    """Return the reason why a file is not exported; empty for a video of ours and for a folder, which is refused."""
+    """Return the reason why a file is not exported; "" for a permitted video, and for a folder, refused elsewhere."""
     if file.is_dir():
         return ""
     if not is_allowed(str(file), *places):
@@ -174,7 +174,7 @@ def _about(stream: Stream) -> dict[str, Any]:
 
 
 def _card(stream: Stream, lines: dict[str, list[dict[str, Any]]], licence: str) -> str:
-    """Return README.md: the hub's metadata, then a description."""
+    """Return the dataset card: the Hub's metadata, then a description."""
     splits = [split for split, rows in lines.items() if rows]
     files = "\n".join(f"  - split: {FOLDERS[split]}\n    path: {FOLDERS[split]}/**" for split in splits)
     counts = "\n".join(

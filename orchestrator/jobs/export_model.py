@@ -20,10 +20,11 @@ from ctvr.orchestrator.jobs.find_model import find_run
 from ctvr.orchestrator.jobs.load_model import load
 from ctvr.orchestrator.learning.record.method_state import save_model
 from ctvr.orchestrator.output_dir import new_folder, require_new
+from ctvr.orchestrator.streams.example_queries import example_queries
 from ctvr.orchestrator.tables.setting_diff import run_preprocessing
 from ctvr.orchestrator.tracking.run_record import RunRecord
 
-# Licences of known backbone weights; the user must give others
+# Licenses of known backbone weights; for other weights, the user must pass --license
 LICENCES = {"shipped": "apache-2.0", "random": "apache-2.0", "openai": "mit"}
 SHOWN = {
     "stream/t2v/r1": "R@1, text to video (%)",
@@ -40,17 +41,16 @@ WITHOUT_SEED = (
 
 
 def export_hf(folder: Path, name: str, execution: ExecutionConfig, licence: str = "") -> str:
-    """Write a model in the form of `ctvr.load(folder)`, with `README.md` as its card.
+    """Write a model to a folder that `ctvr.load(folder)` reads, with a model card in `README.md`.
 
     Args:
         folder: the new folder.
-        name: a complete run, as for `jobs.find_model.find_run`.
+        name: name of a complete run, as for `jobs.find_model.find_run`.
         execution: the runs folder.
-        licence: the hub's name of the weights' licence; "" if the backbone's licence is known (after an upgrade, that
-        of one of both backbones).
+        licence: the Hub's name of the license of the weights; "" uses the license of known backbone weights.
 
     Raises:
-        ConfigError: for a folder that is not empty, an unknown model, or weights of an unknown licence.
+        ConfigError: for a folder that is not empty, an unknown model, or weights of an unknown license.
     """
     require_new(folder)
     run = find_run(name, execution)
@@ -60,13 +60,13 @@ def export_hf(folder: Path, name: str, execution: ExecutionConfig, licence: str 
     licence = licence or (known.pop() if len(known) == 1 else "")
     if not licence:
         named = " and ".join(f"{setting}={value}" for setting, value in weights.items())
-        raise ConfigError(f"--license: the licence of {named} is unknown. Give it, for example --license mit.")
+        raise ConfigError(f"--license: the license of {named} is unknown. Pass it, for example --license mit.")
     model = load(run.run_id, execution)
     stream = model.stream
     if stream is None:
         raise ConfigError(
-            f"model {name}: its stream {run.settings['stream']} does not exist here, but the card needs it. Restore "
-            "its manifest and videos."
+            f"model {name}: its stream {run.settings['stream']} does not exist here, but the model card needs it. "
+            "Restore the manifest and the videos."
         )
     settings = {**model.settings, "stream": stream.name}  # without paths of this machine
     for setting in (*weights, *(f"{group}.sha256" for group in groups), "backbone.vocabulary"):
@@ -80,18 +80,19 @@ def export_hf(folder: Path, name: str, execution: ExecutionConfig, licence: str 
             "frames": run.tags.get("ctvr.frames", ""),
             "result": run.tags.get("ctvr.result", ""),
         }
-        card = _card(run, stream.name, licence, digests, _seeds(run, execution), settings)
+        query = next((caption for caption, _ in example_queries(stream, model.trained.ranks)), "TEXT")
+        card = _card(run, stream.name, query, licence, digests, _seeds(run, execution), settings)
         (new / "README.md").write_text(card, encoding="utf-8")
         (new / "provenance.json").write_text(run.tags.get("ctvr.provenance", "{}"), encoding="utf-8")
     return (
-        f"written: {folder} (model.safetensors, model.json, provenance.json, README.md), licence {licence}\n"
+        f"written: {folder} (model.safetensors, model.json, provenance.json, README.md), license {licence}\n"
         f"use it: ctvr search 'a text' --model {shlex.quote(str(folder))}\n"
         f"upload it: hf upload OWNER/NAME {shlex.quote(str(folder))}"
     )
 
 
 def _seeds(run: RunRecord, execution: ExecutionConfig) -> dict[int, float]:
-    """Return the R@1 of this run and of those that differ from it only in the seed, by seed."""
+    """Map seeds to R@1 (percent) of this run and of the complete runs that differ from it only in the seed."""
     alike = {key: run.tags.get(key) for key in ("ctvr.method", "ctvr.stream_digest", "ctvr.split", "ctvr.provenance")}
     found = execution.existing_tracker().find_runs(tags={"ctvr.complete": "true"})
     plain = _plain(run)
@@ -111,6 +112,7 @@ def _plain(run: RunRecord) -> dict[str, Any]:
 def _card(
     run: RunRecord,
     stream: str,
+    query: str,
     licence: str,
     digests: dict[str, str],
     seeds: dict[int, float],
@@ -159,7 +161,7 @@ Seed {seed}.{several}{mark}
 import ctvr
 
 model = ctvr.load("this-folder")
-model.search("a red square moves left", videos="my-videos")
+model.search({json.dumps(query, ensure_ascii=False)}, videos="my-videos")
 ```
 
 The features that were stored during training are not included: the final model encodes the videos.
@@ -171,7 +173,7 @@ The features that were stored during training are not included: the final model 
 {listed}
 
 `provenance.json` has the digests of code, weights, versions and device; every setting is below and in `model.json`. The
-file also contains the weights of {settings["backbone.name"]} ({settings["backbone.weights"]}), under licence {licence}.
+file also contains the weights of {settings["backbone.name"]} ({settings["backbone.weights"]}), under license {licence}.
 {about}
 ```json
 {json.dumps(settings, indent=1, default=str)}

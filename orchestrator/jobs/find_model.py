@@ -22,14 +22,14 @@ BEST = "best-"
 
 def is_folder(name: str) -> bool:
     """Return whether a name is a folder with a saved model."""
-    return os.path.lexists(Path(name).expanduser() / "model.json")  # a FIFO or a loop of links is refused later
+    return os.path.lexists(Path(name).expanduser() / "model.json")  # loading refuses a FIFO or a loop of links
 
 
 def find_run(name: str, execution: ExecutionConfig) -> RunRecord:
-    """Find the complete run with a name (see `load_model.load`).
+    """Find the complete run that a name refers to (see `load_model.load`).
 
     Raises:
-        ConfigError: if no run has this name, with the known names.
+        ConfigError: if no run has this name; the message lists known names.
     """
     tracker = execution.existing_tracker()
     complete = tracker.find_runs(tags={"ctvr.complete": "true"})
@@ -53,7 +53,7 @@ def find_run(name: str, execution: ExecutionConfig) -> RunRecord:
     for run in reversed(tracker.find_runs()):
         if run.name == name or (len(name) >= 6 and run.run_id.startswith(name)):
             again = f"ctvr runs show {name} prints the command"
-            raise ConfigError(f"model: run {name} is {run.status.lower()} and not complete. Resume it; {again}.")
+            raise ConfigError(f"model: run {name} is not complete (status: {run.status.lower()}). Resume it; {again}.")
     known = [*dict.fromkeys(run.tags.get("ctvr.method", "") for run in complete), *(run.name for run in complete)]
     known += [BEST + stream for stream in dict.fromkeys(run.tags.get("ctvr.stream", "") for run in complete)]
     raise ConfigError(
@@ -63,10 +63,10 @@ def find_run(name: str, execution: ExecutionConfig) -> RunRecord:
 
 
 def find_started(name: str, execution: ExecutionConfig) -> RunRecord:
-    """Find the complete run with a name (see `load_model.load`), or the incomplete one with this id or name.
+    """Find the complete run that a name refers to (see `load_model.load`), or an incomplete run with this id or name.
 
     Raises:
-        ConfigError: if no run has this name, with the known names.
+        ConfigError: if no run has this name; the message lists known names.
     """
     try:
         return find_run(name, execution)
@@ -93,7 +93,7 @@ def _best(name: str, complete: list[RunRecord]) -> RunRecord:
         return chosen
     kept = [run for run in own if can_be_asked(run)]
     if not kept:
-        raise ConfigError(f"model {name}: none of the {len(own)} runs of {stream} can be queried. Give a run.")
+        raise ConfigError(f"model {name}: none of the {len(own)} runs of {stream} can be queried. Use another run.")
     on_test = [run for run in kept if split_of(run) == "test"]
     highest = max(on_test or kept, key=lambda run: last_value(run, "stream/t2v/r1"))
     log.warning(

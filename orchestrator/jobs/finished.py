@@ -26,12 +26,12 @@ FINISHED = "all tasks were already finished; nothing was trained (--fresh trains
 
 
 def finished_run(settings: Settings, presets: Sequence[str], execution: ExecutionConfig) -> str | None:
-    """Return the results of a finished run as text; None if this cannot be decided here, or the run is not finished.
+    """Return the results of a finished run as text; None if the run is not finished, or if its key is not cached.
 
     Args:
-        settings: flat dotted settings, including `method` and `stream`.
-        presets: a recipe, and changes on top of it.
-        execution: folders.
+        settings: settings by dotted name, including `method` and `stream`.
+        presets: names of presets; later presets override earlier ones.
+        execution: runs folder, store and videos.
 
     Raises:
         ConfigError: for a stream that cannot be used.
@@ -56,13 +56,13 @@ def finished_run(settings: Settings, presets: Sequence[str], execution: Executio
     say(FINISHED)
     run, record = found[-1], commits.record(num_tasks)
     text = result_text(run.settings["method"], run.tags["ctvr.split"], stream, record.metrics[-1])
-    return f"{text}\n{next_text(stream, run.run_id, f'{runs_option(execution)}{trust_text()}')}"
+    return f"{text}\n{next_text(stream, record.ranks, run.run_id, f'{runs_option(execution)}{trust_text()}')}"
 
 
 def question_of(settings: Settings, presets: Sequence[str], stream: Stream) -> list[Any] | None:
-    """Return everything besides sources and libraries that determines a run's key; None if it cannot be listed.
+    """Return the values that, besides sources and libraries, determine a run's key; None if the key is not cacheable.
 
-    Files count by size and times. Keys of runs with third-party classes or users' files are not cached.
+    Files are compared by size and times. Keys of runs with third-party classes are not cached.
     """
     values = [value for given in (settings, stream.settings) for name, value in given.items() if name != "stream"]
     methods = {str(given[name]) for given in (settings, stream.settings) for name in METHODS if name in given}

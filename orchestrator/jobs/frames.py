@@ -1,4 +1,4 @@
-"""Extraction of a video's frames as training sees them, and a check of a folder's videos (`ctvr frames`).
+"""Extraction of a video's frames as training reads them, and a check of a folder's videos (`ctvr streams frames`).
 
 Shapes: T frames of height H and width W.
 """
@@ -56,12 +56,12 @@ def frames(
 
     Args:
         path: a video, or a folder that is searched recursively.
-        num_frames: number of frames, sampled as in training at the middle of equal parts; if the video is shorter, the
-            last frame repeats.
-        start: seconds since the first frame; None: the beginning.
-        end: seconds since the first frame; None: the end of the video.
+        num_frames: number of frames, sampled as in training at the middle of equal parts; if the video has fewer
+            frames, the last frame repeats.
+        start: start in seconds since the first frame; if None, the first frame.
+        end: end in seconds since the first frame; if None, the end of the video.
         out: for one video, a .npz with `frames` (T, H, W, 3) uint8 at native size and `seconds` (T,), or a .png that
-            shows them with their times.
+            shows the frames with their times.
 
     Raises:
         ConfigError: for a path that does not exist, an option out of range, or a file that cannot be written.
@@ -69,9 +69,9 @@ def frames(
     """
     segment = _segment(start, end)
     if not 1 <= num_frames <= _MOST:
-        raise ConfigError(f"must be 1 to {_MOST}, got {num_frames}", "--num-frames", remedy="Write 12.")
+        raise ConfigError(f"must be 1 to {_MOST}, got {num_frames}", "--num-frames", remedy="Use 12.")
     if not path.exists():
-        raise ConfigError("does not exist", printable(str(path)), remedy="Give a video or a folder of videos.")
+        raise ConfigError("does not exist", printable(str(path)), remedy="Pass a video or a folder of videos.")
     if path.is_dir():
         if out is not None:
             raise ConfigError(f"--out: applies to one video, and {printable(str(path))} is a folder. Omit it.")
@@ -79,12 +79,12 @@ def frames(
     write = _writer(out, num_frames)
     with Decoder(1) as decoder:
         try:
-            sampling = Sampling(num_frames) if out is None else Sampling(num_frames, NATIVE)  # pixels only for a file
+            sampling = Sampling(num_frames) if out is None else Sampling(num_frames, NATIVE)  # native size for a file
             clip = decoder.decode(path, sampling, segment)
         except VideoError as error:
-            another = "Give another --start" if error.reason.startswith("segment starts") else "Give another video"
+            another = "Use another --start" if error.reason.startswith("segment starts") else "Use another video"
             if out is not None and "more memory" in error.reason and num_frames > 1:
-                another = "Write a smaller --num-frames"
+                another = "Use a smaller --num-frames"
             remedy = "" if ". " in error.reason else f". {another}."
             raise VideoError(printable(error.path), printable(error.reason) + remedy) from None
     line = f"{printable(str(path))}: {_facts(clip)}"
@@ -95,7 +95,7 @@ def frames(
 
 
 def _segment(start: float | None, end: float | None) -> tuple[float, float] | None:
-    """Check --start and --end; without --end, the segment ends after any video."""
+    """Check --start and --end; return the segment in seconds, whose end is infinite in effect without --end."""
     for option, value in (("--start", start), ("--end", end)):
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise ConfigError(f"seconds since the first frame must be >= 0, got {value:g}.", option)
@@ -163,14 +163,16 @@ def _writer(out: Path | None, num_frames: int) -> Callable[[Frames, str], bytes]
         write = _sheet
         if num_frames > _MOST_DRAWN:
             raise ConfigError(
-                f"must be at most {_MOST_DRAWN} for a .png, got {num_frames}", "--num-frames", remedy="Write a .npz."
+                f"must be at most {_MOST_DRAWN} for a .png, got {num_frames}", "--num-frames", remedy="Use a .npz."
             )
     else:
         raise ConfigError(f"must end in .npz or .png, got {printable(str(out))}.", "--out")
     if out is not None and out.is_dir():
-        raise ConfigError(f"{printable(str(out))} is a folder", "--out", remedy="Give a file.")
+        raise ConfigError(f"{printable(str(out))} is a folder", "--out", remedy="Use a file.")
     if out is not None and not out.parent.is_dir():
-        raise ConfigError(f"--out: the folder {printable(str(out.parent))} does not exist. Create it, or give another.")
+        raise ConfigError(
+            f"--out: the folder {printable(str(out.parent))} does not exist. Create it, or use another folder."
+        )
     return write
 
 

@@ -1,8 +1,9 @@
 """`ctvr doctor --gpu`: a measurement of about a minute that finds the bottleneck of training on this machine.
 
-Steps: epochs of the task loop on noise in memory (step_timing.py), CLIP4Clip in every precision. Store: the first read
-of packed clips from the user's store by the loop's own batches, SHA-256 included. Decoding: a video of 15 s and
-320 x 240, many times, by as many processes as there are processors. Everything that is written is removed.
+Three rates are measured. Steps: epochs of the task loop with CLIP4Clip on noise in memory (step_timing.py), in every
+precision. Store: the first read of packed clips from the user's store by the loop's own batches, including SHA-256.
+Decoding: a video of 15 s and 320 x 240 pixels, decoded repeatedly by one process per CPU. All written files are
+removed.
 """
 
 from __future__ import annotations
@@ -64,18 +65,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Measured:
-    """Results of the probe; rates in clips per second."""
+    """Results of the measurement."""
 
     gpu: str  # name of the GPU; empty without one
     model: str  # name of the backbone
     steps: tuple[Step, ...]
-    store: float
-    clip_bytes: int
-    decoding: float
-    processors: int
+    store: float  # clips per second that are read
+    clip_bytes: int  # bytes of a stored clip
+    decoding: float  # clips per second that all processes decode
+    processors: int  # number of CPUs
 
     def step(self, precision: str, pairs: int = PAIRS) -> Step | None:
-        """Return the step of this precision and size, if it was measured."""
+        """Return the step of this precision and number of pairs, or None if it was not measured."""
         return next((each for each in self.steps if (each.precision, each.pairs) == (precision, pairs)), None)
 
     @property
@@ -85,7 +86,7 @@ class Measured:
 
     @property
     def bound(self) -> str:
-        """Return the bottleneck of a run of EPOCHS epochs: steps, store or (once) decoding."""
+        """Return the slowest stage of a run of EPOCHS epochs, "steps", "store" or "decoding" (in the first epoch)."""
         seconds = {  # seconds for each clip of an epoch
             "steps": 1 / self.fastest.clips_per_second,
             "store": 1 / self.store,
@@ -98,11 +99,11 @@ def probe(store: str, runs: Path, steps: int = 10, megabytes: int = 100, seconds
     """Measure this machine and return the report.
 
     Args:
-        store: URI of the store that a run would read; empty: the runs folder's.
+        store: URI of the store that a run would read; if empty, the store in the runs folder.
         runs: the runs folder.
-        steps: timed steps of each kind.
-        megabytes: size of all clips that are stored and read.
-        seconds: length of the decoded video.
+        steps: timed steps for each precision.
+        megabytes: size of all clips that are stored and read, in MB.
+        seconds: length of the decoded video in seconds.
 
     Raises:
         ConfigError: if the store cannot be used.
@@ -136,7 +137,7 @@ def _step_seconds(backbone: Clip, precision: Precision, device: torch.device, pa
     return loop.seconds[-1] / steps
 
 
-class _Stored:
+class _StoredFrames:
     """Replacement of FrameSource that returns stored frames for any item."""
 
     def __init__(self, store: Store) -> None:
@@ -150,17 +151,17 @@ class _Stored:
 
 
 def _store_rate(place: str, backbone: Clip, device: torch.device, megabytes: int) -> tuple[float, int]:
-    """Return clips per second of a first read by training batches, and the bytes of a clip."""
+    """Return the clips per second of a first read by training batches, and the bytes of a clip."""
     size = backbone.image_size
     frames = np.random.default_rng(0).integers(0, 256, (FRAMES, size, size, 3), dtype=np.uint8)
     clips = max(PAIRS, round(megabytes * 1e6 / frames.nbytes))
     stream, config = noise_stream(clips, 1), DataConfig(num_frames=FRAMES, batch_size=PAIRS)
-    with _beside(place) as folder:
+    with _temporary_store(place) as folder:
         with Packer(Store.open(folder), KIND) as packer:
             for number in range(clips):
                 packer.add(f"{number:064x}", {"frames": frames + np.uint8(number % 256)}, {})
         _forget_pages(folder)
-        source: Any = _Stored(Store.open(folder))  # a new store object, which has not verified or mapped anything
+        source: Any = _StoredFrames(Store.open(folder))  # a new store object, which has not verified or mapped anything
         data = StreamData(stream, source, backbone.tokenize, backbone.mean, backbone.std, config, device)
         started = time.perf_counter()
         for batch in data.train_batches([0], 0, 0, 0):
@@ -170,8 +171,8 @@ def _store_rate(place: str, backbone: Clip, device: torch.device, megabytes: int
 
 
 @contextlib.contextmanager
-def _beside(place: str) -> Iterator[str]:
-    """Yield the address of a temporary store inside the user's; remove it at the end."""
+def _temporary_store(place: str) -> Iterator[str]:
+    """Yield the address of a temporary store inside the user's store, which is removed at the end."""
     folder = join_uri(place, f"probe-{secrets.token_hex(4)}")
     try:
         yield folder
@@ -194,7 +195,7 @@ def _forget_pages(folder: str) -> None:
 
 
 def _decoding_rate(size: int, processes: int, seconds: int) -> float:
-    """Return clips per second of decoding in `processes` children, without their start."""
+    """Return the clips per second that `processes` child processes decode, without the time of their start."""
     with tempfile.TemporaryDirectory() as folder, Decoder(processes) as decoder:
         job = Job(str(write_textured(Path(folder) / "clip.mp4", seconds)), Sampling(FRAMES, size))
         list(decoder.map([job] * processes))
@@ -205,7 +206,7 @@ def _decoding_rate(size: int, processes: int, seconds: int) -> float:
 
 
 def report(found: Measured, place: str) -> str:
-    """Return the measurements, the bottleneck of this machine, and the settings that help."""
+    """Return a text with the measurements, the bottleneck of training, and the settings that help."""
     device = found.gpu or f"no GPU that torch can use; {found.processors} processors, one of them for the steps"
     lines = [
         f"{platform.node()}: {device}; torch {torch.__version__}",

@@ -29,9 +29,10 @@ def load(name: str, execution: ExecutionConfig) -> Model:
     """Load a trained model for queries.
 
     Args:
-        name: a folder with a saved model; the beginning of an MLflow run id; the name of a run; `best-STREAM`, the
-            model that searches chose on validation videos (sweeps/best.py) or, with a warning, the run of the highest
-            R@1 if none has chosen; the name of a sweep: its best trial; the name of a method: its newest complete run.
+        name: one of: a folder with a saved model; the beginning of an MLflow run id; the name of a run; `best-STREAM`
+            for the model that searches selected on validation videos (sweeps/best.py) or, with a warning, the run of
+            the highest R@1 if no search selected one; the name of a sweep for its best trial; the name of a method for
+            its newest complete run.
         execution: the runs folder, and the folder of the videos.
 
     Raises:
@@ -41,25 +42,25 @@ def load(name: str, execution: ExecutionConfig) -> Model:
         folder = Path(name).expanduser()
         trained = _read(folder)
         _check_searches(name, trained.experiment.run.method)
-        return _with_gallery(_make_model(name, trained, execution, None), folder)
+        return _attach_gallery(_make_model(name, trained, execution, None), folder)
     run = find_run(name, execution)
     stream = execution.stream_of(run)
     _check_run(name, run)
-    model = _make_model(name, _of_run(run, execution, stream), execution, stream)
+    model = _make_model(name, _load_from_run(run, execution, stream), execution, stream)
     model.run = run.name
     return model
 
 
 def load_task_checkpoints(name: str, execution: ExecutionConfig) -> Iterator[Model]:
-    """Yield the model of a run after each task, loaded lazily.
+    """Yield the model of a run after each task; each model is loaded when it is needed.
 
-    Arguments as for `load`, but `name` must not be a folder, because a folder holds only the final model.
+    Arguments as for `load`, but `name` must not be a folder, because a folder contains only the final model.
 
     Raises:
         ConfigError: if no run has this name, or its commits are missing.
     """
     if is_folder(name):
-        raise ConfigError(f"model {name}: a folder has only the model after its last task. Give a run or a method.")
+        raise ConfigError(f"model {name}: a folder has only the model after the last task. Use a run or a method.")
     run = find_run(name, execution)
     stream = execution.stream_of(run)
     if stream is None:
@@ -70,11 +71,13 @@ def load_task_checkpoints(name: str, execution: ExecutionConfig) -> Iterator[Mod
     if change := int(run.settings.get("upgrade.task", 0)):
         raise ConfigError(
             f"model {name}: run {run.name} changes its backbone at task {change} (upgrade.task), so its features "
-            "before and after cannot be compared. Name a run without an upgrade."
+            "before and after cannot be compared. Use a run without an upgrade."
         )
     for done in range(1, len(stream.tasks) + 1):
         try:
-            yield Model(name, _restored(run, execution, stream, done), execution.places().open_store(), stream)
+            yield Model(
+                name, _restore_after_task(run, execution, stream, done), execution.places().open_store(), stream
+            )
         except MissingObject as error:
             raise ConfigError(
                 f"model {name}: run {run.name} has no model after task {done}. Train it with --fresh and "
@@ -83,7 +86,7 @@ def load_task_checkpoints(name: str, execution: ExecutionConfig) -> Iterator[Mod
 
 
 def count_finished(run: RunRecord, execution: ExecutionConfig, num_tasks: int) -> int:
-    """Return the number of tasks, at most `num_tasks`, after which the store has a commit of a run."""
+    """Return the number of finished tasks of a run in the store, from its newest commit; at most `num_tasks`."""
     store, key = execution.places().open_store(), run.tags.get("ctvr.commits", "")
     return next((done for done in range(num_tasks, 0, -1) if store.has("commits", f"{key}/task_{done:03d}")), 0)
 
@@ -96,7 +99,7 @@ def load_task(run: RunRecord, execution: ExecutionConfig, stream: Stream, done: 
         MissingObject: if the commit or its weights are missing.
     """
     _check_run(run.name, run)
-    trained = _restored(run, execution, stream, done)
+    trained = _restore_after_task(run, execution, stream, done)
     places = VideoPlaces(execution.videos) if execution.videos else None
     model = Model(run.name, trained, execution.places().open_store(), stream, run=run.name, places=places)
     items = [stream.items(index, trained.experiment.evaluation.split) for index in range(done)]
@@ -111,12 +114,12 @@ def load_task(run: RunRecord, execution: ExecutionConfig, stream: Stream, done: 
     return model
 
 
-def _of_run(run: RunRecord, execution: ExecutionConfig, stream: Stream | None) -> TrainedModel:
-    """Load a run's model from its commits in the store, else the uploaded one (--keep-model)."""
+def _load_from_run(run: RunRecord, execution: ExecutionConfig, stream: Stream | None) -> TrainedModel:
+    """Load a run's model from the commits in the store or, without them, from MLflow (--keep-model)."""
     tracker = execution.existing_tracker()
     if stream is not None:
         try:
-            return _restored(run, execution, stream, len(stream.tasks))
+            return _restore_after_task(run, execution, stream, len(stream.tasks))
         except MissingObject:
             pass
     try:
@@ -130,7 +133,7 @@ def _of_run(run: RunRecord, execution: ExecutionConfig, stream: Stream | None) -
         ) from error
 
 
-def _restored(run: RunRecord, execution: ExecutionConfig, stream: Stream, done: int) -> TrainedModel:
+def _restore_after_task(run: RunRecord, execution: ExecutionConfig, stream: Stream, done: int) -> TrainedModel:
     """Restore the model from the commit of a run's `done`-th task.
 
     Raises:
@@ -153,13 +156,13 @@ def _check_run(name: str, run: RunRecord) -> None:
 
 
 def _check_searches(name: str, method: str) -> None:
-    """Refuse a method that does not retrieve videos."""
+    """Check that a method retrieves videos; raise ConfigError otherwise."""
     learned = {
         "images": "images without captions, so it cannot be queried",
         "questions": "questions, so it cannot be queried",
     }
     if what := learned.get(get_method(method).domain):
-        raise ConfigError(f"{method} learned from {what}", f"model {name}", remedy="Give a run of a retriever.")
+        raise ConfigError(f"{method} learned from {what}", f"model {name}", remedy="Use a run of a retriever.")
 
 
 def _read(folder: Path) -> TrainedModel:
@@ -171,8 +174,8 @@ def _read(folder: Path) -> TrainedModel:
         raise ConfigError(error, f"model {folder}", remedy="Save the model again.") from error
 
 
-def _with_gallery(model: Model, folder: Path) -> Model:
-    """Attach to a model its saved features and, if its stream is available here, the videos' paths."""
+def _attach_gallery(model: Model, folder: Path) -> Model:
+    """Set a model's gallery to its saved features, with paths of videos if its stream exists; return the model."""
     if blocks := read_gallery(folder):
         split, stream = model.trained.experiment.evaluation.split, model.stream
         here = [] if stream is None else [stream.items(index, split) for index in range(len(stream.tasks))]
@@ -196,7 +199,7 @@ def _make_model(name: str, trained: TrainedModel, execution: ExecutionConfig, st
     places = VideoPlaces(videos) if videos else None
     if root.is_dir():
         return Model(name, trained, execution.places().open_store(), stream, places=places)
-    folder = tempfile.TemporaryDirectory(prefix="ctvr-")  # a saved model needs no runs folder
+    folder = tempfile.TemporaryDirectory(prefix="ctvr-")  # a saved model can be used without a runs folder
     model = Model(name, trained, Store.open(folder.name), stream, places=places)
     model.__dict__["_folder"] = folder  # removed with the model
     return model

@@ -1,7 +1,8 @@
 """Comparison of the ways to switch embedders, on a sample (`ctvr migrate`).
 
-The common items are split at random: the sample, to which maps are fitted (four fifths) and on which their kinds are
-selected (one fifth), and the measured items, in which the measured queries search. docs/migrate.md has the rules.
+The common items are split at random into a sample and the measured items. Maps are fitted to four fifths of the sample,
+and the kind of map is selected on the last fifth. The measured queries search the measured items. docs/migrate.md has
+the rules.
 
 Shapes: N measured items, Q queries, S pairs of a sample.
 """
@@ -47,7 +48,7 @@ from ctvr.orchestrator.migration.search import (
 from ctvr.orchestrator.migration.verdict import Row, Verdict, decide, make_rows, name_of
 from ctvr.orchestrator.output_dir import check_creatable, nearest_name
 
-SHARES = (5, 10, 25, 50)  # percent of the items that are re-encoded
+SHARES = (5, 10, 25, 50)  # re-encoded shares of the items, in percent
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,10 @@ class MigrationConfig:
     runs: Path = Path("runs")
 
     def check(self) -> None:
-        """Refuse options out of range.
+        """Check the ranges of all options.
 
         Raises:
-            ConfigError: if an option is out of range.
+            ConfigError: for the first option out of range.
         """
         if self.sample is not None and self.sample < LEAST_SAMPLE:
             raise ConfigError(f"must be >= {LEAST_SAMPLE}", "--sample", self.sample, f"Use {SAMPLE}.")
@@ -78,27 +79,31 @@ class MigrationConfig:
         if not 0 < self.tolerance < 100:
             raise ConfigError("must be > 0 and < 100 percent", "--tolerance", self.tolerance, "Use 5.")
         if self.rate is not None and not (math.isfinite(self.rate) and self.rate > 0):
-            raise ConfigError("must be a finite number > 0", "--rate", self.rate, "Give items per second.")
+            raise ConfigError("must be a finite number > 0", "--rate", self.rate, "Use a number of items per second.")
         if self.out is not None:
             if self.out.suffix != ".safetensors" or self.out.is_dir():
                 raise ConfigError("must be a file that ends in .safetensors", "--out", str(self.out), "Rename it.")
             script = self.out.with_suffix(".py")
             if script.exists() and not is_script(script):
-                raise ConfigError(f"would replace {script}", "--out", str(self.out), "Give another name.")
+                raise ConfigError(f"would replace {script}", "--out", str(self.out), "Use another name.")
             if not self.out.parent.is_dir():
                 raise ConfigError(f"the folder {self.out.parent} does not exist", "--out", remedy="Create it.")
 
 
 @dataclass(frozen=True)
 class Migration:
-    """The result: what each way finds, and the maps.
+    """Result of the comparison: metrics of each way to switch, and the maps.
 
     Attributes:
-        found: values of the metrics (Q, K) for each query.
-        group: (Q,) queries of one group are not independent.
-        selected: the ways by a map of the selected kind.
+        found: values (Q, K) of K metrics for each query, by way.
+        group: (Q,) index of a query's group; queries of one group are not independent.
+        rows: rows of the table.
+        verdict: the recommended way, with its reasons.
+        maps: the fitted maps by way.
+        selected: the ways that use a map of the selected kind.
         chosen: the way whose map is written.
-        lines: counts and conditions.
+        metrics: names of the K metrics.
+        lines: lines of text on counts and conditions.
     """
 
     found: dict[Way, Tensor]
@@ -113,17 +118,18 @@ class Migration:
 
 
 def migrate(old_name: str, new_name: str, config: MigrationConfig) -> str:
-    """Compare the ways, write the map and the script that applies it; return the table and the verdict.
+    """Compare the ways to switch, and write a map with a script that applies it; return the table and the verdict.
 
     Args:
-        old_name, new_name: files, folders or streams (`read_set`).
+        old_name, new_name: files, folders or streams with vectors of the old and the new embedder (see `read_set`).
+        config: the options.
 
     Raises:
         ConfigError: for invalid options or inputs, and if the map cannot be written.
     """
     config.check()
     check_creatable(config.runs, "--runs")
-    torch.set_num_threads(1)  # the default of a run: equal numbers on every machine
+    torch.set_num_threads(1)  # the default of a run, so that results are equal on every machine
     old, new = read_set(old_name, config.runs), read_set(new_name, config.runs)
     result = compare(old, new, config)
     out = config.out or config.runs / "migrate" / f"{_stem(old_name)}--{_stem(new_name)}.safetensors"
@@ -132,16 +138,14 @@ def migrate(old_name: str, new_name: str, config: MigrationConfig) -> str:
         out.parent.mkdir(parents=True, exist_ok=True)
         script = result.maps[result.chosen].write(out, {**about, "sampled_by_seed": str(config.seed)})
     except OSError as error:
-        raise ConfigError(
-            f"{out} cannot be written ({error.strerror})", "--out", remedy="Give another file."
-        ) from error
+        raise ConfigError(f"{out} cannot be written ({error.strerror})", "--out", remedy="Use another file.") from error
     say(f"written: {out} ({name_of(result.chosen)}) and {script}, which applies it with numpy")
     lines = [*result.lines, "", *table(result, config.rate), "", *verdict_lines(result, config.tolerance)]
     return "\n".join(printable(line) for line in lines)
 
 
 def compare(old: VectorSet, new: VectorSet, config: MigrationConfig) -> Migration:
-    """Fit maps to a sample of the common items and measure every way on the others.
+    """Fit maps to a sample of the common items, and measure every way on the other common items.
 
     Raises:
         ConfigError: if there are too few common items or queries, or --queries cannot be read.
@@ -163,10 +167,10 @@ def compare(old: VectorSet, new: VectorSet, config: MigrationConfig) -> Migratio
     masks = {(n, s): mask for n, order in orders.items() for s, mask in first_items(order, SHARES).items()}
     found = measure(index, replace(queries, first=masks))
     lines = _conditions(old, new, ids, items, of_texts, queries, len(index), list(orders))
-    return _decided(found, queries, tuple(kinds.items()), list(orders), len(old.places), config.tolerance, lines)
+    return _build_result(found, queries, tuple(kinds.items()), list(orders), len(old.places), config.tolerance, lines)
 
 
-def _decided(
+def _build_result(
     found: dict[Way, Tensor],
     queries: Measured,
     selected: tuple[Way, ...],
@@ -175,7 +179,7 @@ def _decided(
     tolerance: float,
     lines: list[str],
 ) -> Migration:
-    """Return the result: rows in the order of the table, the verdict and the map to write."""
+    """Return the result with the rows in the order of the table, the verdict and the way whose map is written."""
     partial = [(name, str(share)) for share in SHARES for name in orders]
     metrics = tuple(f"R@{k}" for k in KS) if queries.has_targets else ("overlap@10",)
     verdict = decide(found, queries.group, [*selected, *partial], tolerance / 100, metrics[-1])
@@ -190,11 +194,15 @@ def _decided(
 
 
 def _orders(index: Index, items: Sample, queries: Measured, kind: str, past: Queries | None) -> dict[str, Tensor]:
-    """Return the orders (N,) of re-encoding; none uses a new vector of an item outside the sample.
+    """Return orders of re-encoding by name, (N,) item indices. Orders use new vectors of the sample only.
 
     Args:
-        kind: kind of the map that takes past queries to the old embedder. Without captions every other past query
-            counts, because the rest are measured.
+        index: index of the measured items.
+        items: sample of pairs of items.
+        queries: measured queries, with their maps.
+        kind: kind of the map that maps past queries to the old embedder.
+        past: past queries for the order by traffic. Without captions, every other past query counts, because the
+            others are measured.
     """
     to_new = queries.index_maps[queries.rest]
     losses = 1 - (to_new.apply(items.checked_old) * items.checked_new).sum(dim=-1)
@@ -227,22 +235,27 @@ def _conditions(
     truth = "search their own item" if queries.has_targets else "search the ten items nearest by the new embedder"
     kinds = f"{len(items.old)} pairs of items" + (f" and {len(of_texts.old)} of captions" if of_texts else "")
     lines = [
-        f"old: {len(old.places)} items of {widths[0]} numbers ({old.name})",
-        f"new: {len(new.places)} items of {widths[1]} numbers ({new.name})",
+        f"old: {len(old.places)} items of width {widths[0]} ({old.name})",
+        f"new: {len(new.places)} items of width {widths[1]} ({new.name})",
         f"common ids: {len(ids)}; only in old: {only[0]}; only in new: {only[1]}",
         f"maps are fitted to {kinds}; {len(items.checked_old)} other items select their kind (*)",
         f"measured on {measured} other items: {len(queries.new)} {what} {truth}",
         f"re-encode P %: the other items are mapped ({queries.rest}); both: z-scores of the two similarities are added",
     ]
     if "traffic" not in orders:
-        lines.append("no order by traffic: --queries is not given")
+        lines.append("re-encoding by traffic is not measured: --queries is not given")
     if queries.old is None:
-        lines.append("stay and both are not measured: --queries has no vectors by the old embedder")
+        lines.append("stay and both are not measured: --queries has no vectors of the old embedder")
     return lines
 
 
 def table(result: Migration, rate: float | None) -> list[str]:
-    """Format the rows; `*` marks the selected kinds of maps."""
+    """Format the rows as lines of a table; `*` marks the selected kinds of maps.
+
+    Args:
+        result: result of the comparison.
+        rate: items per second that the new embedder encodes, for a column with the time; None omits the column.
+    """
     heads = ["way", *(f"{name} (%)" for name in result.metrics), "kept (%)", "items to encode"]
     lines = [[*heads, "time"] if rate else heads]
     for row in result.rows:

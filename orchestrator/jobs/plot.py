@@ -35,30 +35,36 @@ def plot(
     """Plot the model called `name` (`jobs.load_model.load`).
 
     Args:
-        kind: `attention` of a block over the patches of frames (CTVR, figures 5 and 7), `merges` of patches (TempMe,
-            figures 4 and 7), `gates` over the experts (CAMoE, figure 7), `scores` before and after calibration (CAMoE,
-            figure 5), `drift` of the first task's queries from task to task (CTVR, figure 3).
-        among: videos, or a folder of videos; empty: the first test videos of the stream's last task.
-        count: number of videos, for `drift` of queries of a task, >= 1; None: as in `COUNTS`.
+        kind: `attention`, the attention of a block over the patches of frames (CTVR, figures 5 and 7); `merges`, merged
+            patches (TempMe, figures 4 and 7); `gates`, weights of experts (CAMoE, figure 7); `scores`, similarities
+            before and after calibration (CAMoE, figure 5); `drift`, the first task's queries after each task (CTVR,
+            figure 3).
+        among: videos, or a folder of videos; if empty, the first test videos of the stream's last task.
+        count: number of videos or, for `drift`, of queries of a task, >= 1; if None, the value in `COUNTS`.
         block: block of `attention`, counted from 1.
-        out: the file, .png or .pdf; None: RUNS/pages/KIND-NAME.png.
+        out: the file, .png or .pdf, or .svg for `scores` and `drift`; if None, RUNS/pages/KIND-NAME.png.
 
     Raises:
-        ConfigError: for an unknown model, one without this property, or a file that cannot be written.
+        ConfigError: for an unknown model, a model that this plot does not apply to, or a file that cannot be written.
     """
     file = out or execution.runs / "pages" / f"{kind}-{Path(name).name}.png"
-    if file.suffix.lower() not in FORMS:
-        raise ConfigError(f"--out {file} is neither a .png nor a .pdf", "plot", remedy="Give one of these.")
+    forms = (*FORMS, ".svg") if kind in ("scores", "drift") else FORMS  # the others are pictures of frames
+    if file.suffix.lower() not in forms:
+        raise ConfigError(
+            f"--out {file}: this plot cannot be written as {file.suffix or 'a file without an ending'}",
+            "plot",
+            remedy=f"Use {' or '.join(forms)}.",
+        )
     count = COUNTS[kind] if count is None else count
     if count < 1:
         counted = "queries" if kind == "drift" else "videos"
-        raise ConfigError(f"--count must be >= 1, got {count}", "plot", remedy=f"Give a number of {counted}.")
+        raise ConfigError(f"--count must be >= 1, got {count}", "plot", remedy=f"Use a positive number of {counted}.")
     if block is not None and kind != "attention":
         raise ConfigError("--block applies to attention only", f"plot {kind}", remedy="Omit it.")
     if among and kind in ("scores", "drift"):
         raise ConfigError("uses the captions and videos of the stream", f"plot {kind}", remedy="Omit --inputs.")
     if not file.parent.is_dir() and out is not None:
-        raise ConfigError(f"plot: the folder {file.parent} does not exist. Create it, or give another --out.")
+        raise ConfigError(f"plot: the folder {file.parent} does not exist. Create it, or use another --out.")
     form = file.suffix.lower()[1:]
     drawn = (
         _drift(name, execution, count, form)
@@ -69,7 +75,7 @@ def plot(
     try:
         publish(file, drawn)
     except OSError as error:
-        raise ConfigError(f"plot: {file} cannot be written ({error.strerror}). Give another --out.") from error
+        raise ConfigError(f"plot: {file} cannot be written ({error.strerror}). Use another --out.") from error
     say(f"written: {file}")
     return str(file)
 
@@ -94,7 +100,7 @@ def _items(model: Model, among: Sequence[Path]) -> tuple[Item, ...]:
     if among:
         return videos_of(among)
     if model.stream is None:
-        raise ConfigError("its stream does not exist here", f"model {model.name}", remedy="Give videos: --inputs FILE.")
+        raise ConfigError("its stream does not exist here", f"model {model.name}", remedy="Add --inputs FILE.")
     return tuple(model.stream.items(len(model.stream.tasks) - 1, model.trained.experiment.evaluation.split))
 
 

@@ -1,4 +1,4 @@
-"""Search for videos that match a text, as a list and as a page with pictures (`ctvr search`)."""
+"""Search for videos that match a text, with results as a list and as a page with frames (`ctvr search`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ctvr.orchestrator.retrieval.checks import check_query
 if TYPE_CHECKING:
     import numpy as np
 
-    from ctvr.orchestrator.retrieval.model import Hit
+    from ctvr.orchestrator.retrieval.hits import Hit
 
 
 def run_query(
@@ -31,9 +31,9 @@ def run_query(
 
     Args:
         texts: the queries; empty with `vectors`.
-        vectors: a file of query vectors for a model over imported features, instead of texts.
-        among: a folder of videos to search; None: the videos of the model's stream.
-        html: a file for the contact sheet; None: no contact sheet.
+        vectors: a file of query vectors for a model of imported features, instead of texts.
+        among: a folder of videos to search; if None, the videos of the model's stream are searched.
+        html: a file for a page with the results and frames of the videos; if None, no page is written.
 
     Raises:
         ConfigError: for an unknown model, an empty text, texts and vectors together, missing videos, or a file that
@@ -61,7 +61,7 @@ def run_query(
 def _read_vectors(file: Path, texts: Sequence[str]) -> np.ndarray:
     if texts:
         raise ConfigError(
-            f"is given together with the text {texts[0]!r:.80}", f"--vectors {file}", remedy="Give one of them."
+            f"is given together with the text {texts[0]!r:.80}", f"--vectors {file}", remedy="Use one of them."
         )
     from ctvr.orchestrator.retrieval.query_vectors import read_query_vectors  # imports torch
 
@@ -71,10 +71,10 @@ def _read_vectors(file: Path, texts: Sequence[str]) -> np.ndarray:
 def hits_text(text: str, hits: Sequence[Hit]) -> str:
     """Format a query and its hits, one line each."""
     width = max(len(hit.video) for hit in hits)
-    lines = [f"{hit.rank:4}  {hit.score:6.3f}  {hit.video:<{width}}  {_said(hit)}".rstrip() for hit in hits]
+    lines = [f"{hit.rank:4}  {hit.score:6.3f}  {hit.video:<{width}}  {_describe_hit(hit)}".rstrip() for hit in hits]
     return "\n".join([f"{text!r}", *lines])
 
 
-def _said(hit: Hit) -> str:
+def _describe_hit(hit: Hit) -> str:
     segment = f" {hit.segment[0]:g}-{hit.segment[1]:g} s" if hit.segment else ""
     return f"{printable(hit.captions[0] if hit.captions else hit.path)}{segment}"

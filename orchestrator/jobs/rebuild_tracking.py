@@ -1,4 +1,4 @@
-"""Reconstruction of lost MLflow records from the runs folder and the store (`ctvr rebuild`)."""
+"""Reconstruction of lost MLflow records from the runs folder and the store (`ctvr runs sync --rebuild`)."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def rebuild(execution: ExecutionConfig) -> str:
     logged = event_log.runs()
     if not logged and not event_log.bad:
         raise ConfigError(
-            f"rebuild: {event_log.folder} has no event log. Give the folder of earlier runs by --runs; runs of "
-            "versions without an event log cannot be rebuilt."
+            f"runs sync --rebuild: {event_log.folder} has no event log. Pass the folder of earlier runs by --runs; "
+            "runs of versions without an event log cannot be rebuilt."
         )
     say(f"rebuild: {len(logged)} runs")
     tracker = execution.tracker()
     runs = tracker.resend(logged, event_log.bad)
     committed = 0
     for run_id, tags in runs.items():
-        if rows := _committed(execution, tags):
+        if rows := _read_committed(execution, tags):
             tracker.add_rows(run_id, rows)
             committed += 1
     for line in event_log.bad[:SHOWN]:
@@ -49,7 +49,7 @@ def rebuild(execution: ExecutionConfig) -> str:
     return f"{rebuilt}, {committed} of them completed from their commits{passed}"
 
 
-def _committed(execution: ExecutionConfig, tags: Mapping[str, Any]) -> dict[int, dict[str, float]]:
+def _read_committed(execution: ExecutionConfig, tags: Mapping[str, Any]) -> dict[int, dict[str, float]]:
     """Return all metrics of a run's newest commit, by step; empty without a commit."""
     key, sweep = str(tags.get("ctvr.commits") or ""), str(tags.get("ctvr.sweep") or "")
     if not is_key(key):  # the key is missing, or a line is damaged
@@ -64,7 +64,7 @@ def _committed(execution: ExecutionConfig, tags: Mapping[str, Any]) -> dict[int,
 
 
 def _store(execution: ExecutionConfig, sweep: str) -> Store:
-    """Open the user's store, else that of the sweep's plan, else that of the runs folder."""
+    """Open the user's store; without one, the store in the sweep's plan, or by default the store in the runs folder."""
     if not execution.store and sweep and (execution.folder(sweep) / "plan.json").is_file():
         plan, kept = read_plan(execution.folder(sweep), sweep)
         require_given(sweep, kept, dict.fromkeys(set(OPTIONS.values()) - {"--store"}, "not used here"))

@@ -4,37 +4,42 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from ctvr.orchestrator import memo
-from ctvr.orchestrator.errors import ConfigError, CtvrError, MissingObject
+from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.learning.record.commits import Commits, digest_of_commit
+from ctvr.orchestrator.jobs.answers import COMPLETE, find_answers
 from ctvr.orchestrator.on_ray.plan import NUMBER, names_of
-from ctvr.orchestrator.pages.forgetting import ANCHOR, LostQuery, ModelHistory, lost_names
+from ctvr.orchestrator.pages.confusion import confusion_html
+from ctvr.orchestrator.pages.forgetting import ANCHOR
 from ctvr.orchestrator.pages.html import check_page, write_page
 from ctvr.orchestrator.pages.report import report
-from ctvr.orchestrator.pages.searched import SearchedSetting, SearchedSpace, Trial
+from ctvr.orchestrator.pages.search_space import SearchedSetting, SearchedSpace, Trial, round_number
 from ctvr.orchestrator.streams.metric_names import COSTS
-from ctvr.orchestrator.streams.stream import Item, Stream
-from ctvr.orchestrator.streams.videos import VideoPlaces, picture_of
 from ctvr.orchestrator.sweeps.comparison import last_value
 from ctvr.orchestrator.sweeps.front import describe_front, on_front
-from ctvr.orchestrator.sweeps.selection import SPACE, best_trials, describe_metric, have_no_winner, selection_metric
+from ctvr.orchestrator.sweeps.selection import (
+    PLANNED,
+    SPACE,
+    best_trials,
+    describe_metric,
+    have_no_winner,
+    selection_metric,
+)
 from ctvr.orchestrator.sweeps.table import made_tables, no_runs_of
 from ctvr.orchestrator.sweeps.verdict import read_verdict
 from ctvr.orchestrator.tables.table import Table
-from ctvr.orchestrator.tracking.run_record import RunRecord
+from ctvr.orchestrator.tables.write import write_slides
+from ctvr.orchestrator.tracking.run_record import RunRecord, is_count
 from ctvr.orchestrator.tracking.server import default_uri
 from ctvr.orchestrator.tracking.tracker import Tracker
 
-COMPLETE = "ctvr.complete"
 
-
-def make_report(name: str, execution: ExecutionConfig, html: Path | None = None) -> str:
-    """Write a report as `write_report` does; return the line that names its file."""
-    return f"written: {write_report(name, execution, html)}"
+def make_report(name: str, execution: ExecutionConfig, html: Path | None = None, figures: Path | None = None) -> str:
+    """Write a report as `write_report` does; return the line that names its file and the folder of its figures."""
+    file = write_report(name, execution, html, figures)
+    return f"written: {file}" if figures is None else f"written: {file}, and figures as SVG and PDF in {figures}"
 
 
 def open_line(name: str, execution: ExecutionConfig) -> str:
@@ -42,15 +47,16 @@ def open_line(name: str, execution: ExecutionConfig) -> str:
     return f"open: {write_report(name, execution).as_uri()}#{ANCHOR}"
 
 
-def write_report(name: str, execution: ExecutionConfig, html: Path | None = None) -> Path:
+def write_report(name: str, execution: ExecutionConfig, html: Path | None = None, figures: Path | None = None) -> Path:
     """Write the report of a sweep with its rerun, of a rerun, or of all complete runs of a stream; return its path.
 
     Args:
         name: name of a sweep, a rerun (NAME-final-...) or a stream.
-        html: the file; None: `RUNS/pages/NAME.html`.
+        html: the file; if None, `RUNS/pages/NAME.html`.
+        figures: folder in which the figures of the tables are also written as SVG and PDF.
 
     Raises:
-        ConfigError: if no complete run is found, or the file cannot be written.
+        ConfigError: if no complete run is found, or a file cannot be written.
     """
     if html is not None:
         check_page(html)
@@ -62,20 +68,48 @@ def write_report(name: str, execution: ExecutionConfig, html: Path | None = None
     reruns = tracker.find_runs(tags={"ctvr.rerun_of": name, COMPLETE: "true"}) if sweep else []
     shown = reruns[-1].tags["ctvr.sweep"] if reruns else name
     tables = made_tables(execution, shown, None) if sweep else made_tables(execution, None, name)
+    if figures is not None:
+        write_slides(tables, figures)
     facts = _facts(name, search or sweep, tracker)
     if reruns:
         which = "the Pareto front" if search and "," in selection_metric(search)[0] else "the best"
         facts.append(("Shown below", f"{which} and the baselines, over new seeds on test videos: {shown}"))
-    memories, names = _memories(tables, tracker, execution)
-    text = report(name, facts, tables, memories, names, _searched(search, tracker))
+    answers, status = find_answers(tables[0], tracker, execution), _status(tables, shown, tracker)
+    confused = confusion_html(answers.best, answers.categories)
+    searched = _describe_search(search, tracker)
+    text = report(name, facts, tables, answers.histories, answers.tasks, searched, status, confused)
     file = write_page(html or execution.runs / "pages" / f"{Path(name).stem}.html", text)
-    if sweep is not None and tracker.uri == default_uri(execution.runs):  # else its records cannot be written
+    if sweep is not None and tracker.uri == default_uri(execution.runs):  # otherwise the records cannot be written
         tracker.log_artifacts(sweep.run_id, [file], into="page")  # an artifact of the sweep in MLflow
     return file
 
 
+def _status(tables: Sequence[Table], shown: str, tracker: Tracker) -> str:
+    """Return a text on limits of the shown results: short training, the number of seeds, open runs of a rerun."""
+    rows = [row for table in tables for row in table.rows]
+    ids = {each for row in rows for each in row.runs}
+    runs = [run for run in tracker.find_runs(tags={COMPLETE: "true"}) if run.run_id in ids]
+    short = sum(map(_is_short, runs))
+    which = "all runs" if short == len(runs) else f"{short} of {len(runs)} runs"
+    parts = [f"{which}: fewer epochs than recommended"] if short else []
+    least, most = (choose([len(row.seeds) for row in rows], default=0) for choose in (min, max))
+    parts.append(f"{most} seed{'s' * (most != 1)}" if least == most else f"{least} to {most} seeds")
+    parents = [each for each in tracker.find_sweeps() if shown in (each.name, each.settings.get("rerun_of"))]
+    if parents and is_count(planned := parents[-1].tags.get(PLANNED, "")):
+        complete = len(tracker.find_runs(sweep=parents[-1].name, tags={COMPLETE: "true"}))
+        if complete < int(planned):
+            parts.append(f"rerun: {complete} of {planned} runs complete")
+    return "; ".join(parts)
+
+
+def _is_short(run: RunRecord) -> bool:
+    """Return whether a run had fewer epochs than recommended for its method."""
+    epochs, recommended = str(run.settings.get("optim.epochs", "")), run.tags.get("ctvr.recommended_epochs", "")
+    return is_count(epochs) and is_count(recommended) and int(epochs) < int(recommended)
+
+
 def _facts(name: str, sweep: RunRecord | None, tracker: Tracker) -> list[tuple[str, str]]:
-    """Return question, budget, winner and confirmation from MLflow's records."""
+    """Return (title, text) of question, budget, winner and confirmation, from MLflow's records."""
     if sweep is None:
         return [("Shown", f"the complete runs of the stream {name} on one split, without trials of searches")]
     settings, stream = sweep.settings, sweep.tags.get("ctvr.stream", "")
@@ -93,7 +127,7 @@ def _facts(name: str, sweep: RunRecord | None, tracker: Tracker) -> list[tuple[s
     elif have_no_winner(best, rule[0]):
         facts.append(("Winner of the search", f"none, because all {len(best)} complete trials are equal"))
     else:
-        facts.append(("Winner of the search", f"{best[0].name}, run {best[0].run_id}"))
+        facts.append(("Winner of the search", f"{best[0].name}, run {best[0].run_id}{_chosen(sweep, best[0])}"))
     facts.append(
         (
             "Confirmation",
@@ -103,8 +137,15 @@ def _facts(name: str, sweep: RunRecord | None, tracker: Tracker) -> list[tuple[s
     return facts
 
 
-def _searched(sweep: RunRecord | None, tracker: Tracker) -> SearchedSpace | None:
-    """Return the space and trials of a search, by its first objective; None for other sweeps."""
+def _chosen(sweep: RunRecord, best: RunRecord) -> str:
+    """Return the searched settings of the best trial, after a colon; empty if the space is not recorded."""
+    values = {each.name: str(best.settings.get(each.name, "")) for each in _space(sweep, ())}
+    words = [f"{name.removeprefix('method.')}={round_number(value)}" for name, value in values.items() if value]
+    return f": {', '.join(words)}" if words else ""
+
+
+def _describe_search(sweep: RunRecord | None, tracker: Tracker) -> SearchedSpace | None:
+    """Return the space and the trials of a search, with values of the first objective; None for other sweeps."""
     if sweep is None or "ctvr.trials" not in sweep.tags:
         return None
     metrics, modes = map(names_of, selection_metric(sweep))
@@ -121,11 +162,13 @@ def _searched(sweep: RunRecord | None, tracker: Tracker) -> SearchedSpace | None
             state=_state(run),
             is_complete=run.tags.get(COMPLETE) == "true",
             is_winner=run.run_id in best,
+            history=tuple(run.metrics.get(metric, ())),
         )
         for run in runs
     ]
     unit = "" if metric.startswith(COSTS) else ", in points"
-    return SearchedSpace(_space(sweep, trials), tuple(trials), f"{describe_metric(metric)}{unit}", len(metrics) > 1)
+    measured = f"{describe_metric(metric)}{unit}"
+    return SearchedSpace(_space(sweep, trials), tuple(trials), measured, len(metrics) > 1, modes[0] == "min")
 
 
 def _state(run: RunRecord) -> str:
@@ -135,7 +178,7 @@ def _state(run: RunRecord) -> str:
 
 
 def _space(sweep: RunRecord, trials: Sequence[Trial]) -> tuple[SearchedSetting, ...]:
-    """Return the recorded space; for a sweep before 0.3, the tried values of the settings in which trials differ."""
+    """Return the recorded search space; if it is missing (before version 0.3), infer it from the trials' settings."""
     try:
         known = dict(json.loads(sweep.tags[SPACE]))
         return tuple(
@@ -145,12 +188,12 @@ def _space(sweep: RunRecord, trials: Sequence[Trial]) -> tuple[SearchedSetting, 
             for name, each in known.items()
         )
     except (KeyError, ValueError, TypeError, RecursionError):  # MLflow's records may be old, or have been edited
-        names = trials[0].settings
+        names = trials[0].settings if trials else {}
         varied = [name for name in names if len({trial.settings.get(name) for trial in trials}) > 1]
-        return tuple(_as_tried(name, trials) for name in varied)
+        return tuple(_infer_setting(name, trials) for name in varied)
 
 
-def _as_tried(name: str, trials: Sequence[Trial]) -> SearchedSetting:
+def _infer_setting(name: str, trials: Sequence[Trial]) -> SearchedSetting:
     tried = list(dict.fromkeys(trial.settings.get(name, "") for trial in trials))
     try:
         numbers = sorted({float(value) for value in tried})
@@ -161,7 +204,7 @@ def _as_tried(name: str, trials: Sequence[Trial]) -> SearchedSetting:
 
 
 def _verdict(name: str, sweep: RunRecord, tracker: Tracker) -> str:
-    """Return the sentence on a sweep's confirmation, computed from its complete runs; empty if there is none."""
+    """Return the sentence on a sweep's confirmation, computed from complete runs; empty without a confirmation."""
     confirmation = sweep.tags.get("ctvr.confirmation", "")
     if not confirmation:
         return ""
@@ -172,93 +215,3 @@ def _verdict(name: str, sweep: RunRecord, tracker: Tracker) -> str:
 
     complete = [run for each in (name, confirmation) for run in tracker.find_runs(None, each, {COMPLETE: "true"})]
     return str(memo.remembered(["confirmation", name, [run.run_id for run in complete]], compute))
-
-
-def _memories(
-    tables: Sequence[Table], tracker: Tracker, execution: ExecutionConfig
-) -> tuple[list[ModelHistory], Sequence[str]]:
-    """Return the forgotten queries of the first run of each row in the first table."""
-    runs = {run.run_id: run for run in tracker.find_runs(tags={COMPLETE: "true"})}
-    memories, streams = list[ModelHistory](), dict[str, Stream | None]()
-    for row in tables[0].rows:
-        run = runs[row.runs[0]]
-        label = f"{row.label}, seed {row.seeds[0]}"
-        digest = run.tags.get("ctvr.stream_digest", "")
-        if digest not in streams:
-            streams[digest] = execution.stream_of(run)
-        try:
-            memories.append(_memory(label, run, streams[digest], execution))
-        except MissingObject:
-            memories.append(
-                ModelHistory(label, 0, (), "its commits are no longer in the store, so its history is unknown")
-            )
-        except CtvrError as error:  # also an untrusted class; the other rows are shown
-            memories.append(ModelHistory(label, 0, (), str(error)))
-    best = next((n for n, row in enumerate(tables[0].rows) if tables[0].is_best(row, tables[0].columns[0])), 0)
-    memories[best] = replace(memories[best], is_open=True)
-    found = [stream for stream in streams.values() if stream is not None]
-    return memories, [task.name for task in found[0].tasks] if found else []
-
-
-def _memory(label: str, run: RunRecord, stream: Stream | None, execution: ExecutionConfig) -> ModelHistory:
-    """Return the forgotten queries of a run. Its model is loaded only if the result is not cached."""
-    if stream is None:
-        raise ConfigError(f"its stream {run.settings.get('stream')} does not exist here, or has changed")
-    if stream.domain != "videos":
-        raise ConfigError(f"it learned from {stream.domain}, so it cannot be queried")
-    store, key = execution.places().open_store(), run.tags.get("ctvr.commits") or run.tags.get("ctvr.result", "")
-    commits, split = Commits(store, key), run.tags.get("ctvr.split", "test")
-    numbers = range(1, len(stream.tasks) + 1)
-    history = [commits.record(done).ranks for done in numbers]
-    chain = [digest_of_commit(store.get_json("commits", f"{key}/task_{done:03d}")) for done in numbers]
-    tasks = [stream.items(index, split) for index in range(len(stream.tasks))]
-    queries = {
-        f"{item.video}#{number}": (index, item, text)
-        for index, items in enumerate(tasks)
-        for item in items
-        for number, text in enumerate(item.captions)
-    }
-    found, lost = lost_names(history, {name: index for name, (index, _, _) in queries.items()})
-    places = [(index, item) for index, items in enumerate(tasks) for item in items]
-    question = ["winners of lost queries", run.settings, run.tags.get("ctvr.presets", ""), stream.digest, chain]
-    rows = {name: row for row, name in enumerate(queries)}
-    asked = [(index, text) for index, _, text in queries.values()]
-    winners = memo.remembered(
-        question, lambda: _winners(run, execution, stream, asked, [rows[name] for name in lost]), of_commits=True
-    )
-    listed, files = [], VideoPlaces(execution.videos) if execution.videos else None
-    for name, place in zip(lost, winners):
-        task, item, text = queries[name]
-        winner_task, winner = places[place]
-        shown = (_with_picture(each, files) for each in (item, winner))
-        listed.append(LostQuery(text, next(shown), task, history[-1][name].mean, next(shown), winner_task))
-    return ModelHistory(label, found, tuple(listed))
-
-
-def _with_picture(item: Item, files: VideoPlaces | None) -> Item:
-    """Return an item whose `path` is the file of its picture; of a video file it is unchanged."""
-    if not item.path.endswith(".npy"):
-        return item
-    file, segment = picture_of(item, files)
-    return replace(item, path=file, segment=segment)
-
-
-def _winners(
-    run: RunRecord, execution: ExecutionConfig, stream: Stream, queries: Sequence[tuple[int, str]], lost: Sequence[int]
-) -> list[int]:
-    """Return the index of the video that the model ranks first for each of `queries`, pairs (task, text)."""
-    if not lost:
-        return []
-    from ctvr.orchestrator.jobs.load_model import load_task  # imports torch
-    from ctvr.orchestrator.learning.evaluation.protocols import protocol_of  # imports torch
-
-    model = load_task(run, execution, stream, len(stream.tasks))
-    # Normalised scores depend on all queries; otherwise only the lost queries are encoded
-    chosen = range(len(queries)) if model.trained.method.declared.normalizes_scores else lost
-    blocks = model.gallery()
-    scores = dict(zip(chosen, model.scores([queries[row][1] for row in chosen], blocks)))
-    of = [index for index, block in enumerate(blocks) for _ in block.items]
-    if protocol_of(stream).kind == "cvlm":  # the gallery of a query is its own task
-        for row in lost:
-            scores[row][[place for place, index in enumerate(of) if index != queries[row][0]]] = -float("inf")
-    return [int(scores[row].argmax()) for row in lost]

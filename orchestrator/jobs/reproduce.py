@@ -22,10 +22,10 @@ from ctvr.orchestrator.tables.presets import TablePreset
 
 
 def plan_text(item: Item, request: SweepRequest, execution: ExecutionConfig) -> str:
-    """Return the plan of an item, checked like a sweep; nothing is run or written to MLflow.
+    """Return the plan of an item as text, checked like a sweep, without running it or writing to MLflow.
 
     Raises:
-        ConfigError: for a setting that a row refuses, and for an unknown stream.
+        ConfigError: for a setting that a row does not accept, and for an unknown stream.
     """
     lines = [f"{item.item}: {item.shows}", f"  table     {request.preset.title}"]
     if printed := benchmarks(item.preset):
@@ -49,7 +49,7 @@ def plan_text(item: Item, request: SweepRequest, execution: ExecutionConfig) -> 
 
 
 def _claims(preset: TablePreset) -> list[str]:
-    """Return the claims that a table judges, each with the two rows that it compares."""
+    """Return lines on the claims that a table tests, each with the two rows that the claim compares."""
     lines = [f"  claims    {len(preset.claims)}"] if preset.claims else []
     for claim in claims_of(preset):
         row, than = names_in(preset, claim)
@@ -58,7 +58,7 @@ def _claims(preset: TablePreset) -> list[str]:
 
 
 def _time(planned: SweepPlan, execution: ExecutionConfig) -> str:
-    """Estimate the time of the reruns, one after the other, from the complete runs of this stream."""
+    """Return a text with the time of all reruns one after the other, estimated from complete runs of the stream."""
     try:
         done = execution.existing_tracker().find_runs(stream=planned.stream.name, tags={"ctvr.complete": "true"})
     except ConfigError:  # no records
@@ -76,7 +76,7 @@ def _time(planned: SweepPlan, execution: ExecutionConfig) -> str:
     known = sum(row.row.method in means for row in planned.rows)
     runs = sum(map(len, taken.values()))
     text = f"about {format_duration(sum(each) * planned.request.preset.seeds)} one after the other, by {runs} run"
-    return text + f"{'s' * (runs != 1)} of {known} of these {len(each)} rows' methods; other rows by their mean"
+    return text + f"{'s' * (runs != 1)} of {known} of these {len(each)} rows' methods; other rows count as their mean"
 
 
 def _videos(stream: Stream) -> str:

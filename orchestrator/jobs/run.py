@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,8 @@ from ctvr.orchestrator.jobs.run_text import (
 from ctvr.orchestrator.learning.record.run_state import RunState
 from ctvr.orchestrator.learning.run.execute import check_streams, execute
 from ctvr.orchestrator.learning.run.factory import check_backbone
+from ctvr.orchestrator.learning.training.epoch_state import EpochReports
+from ctvr.orchestrator.learning.training.interruption import stop_at_signals
 from ctvr.orchestrator.settings.experiment import Experiment
 from ctvr.orchestrator.settings.presets import get_method
 from ctvr.orchestrator.settings.resolve import check_domain, resolve
@@ -46,7 +48,7 @@ from ctvr.orchestrator.tracking.tracker import Tracker
 
 @dataclass(frozen=True)
 class CompleteRun:
-    """A complete run: experiment, record and MLflow run id."""
+    """A complete run with its experiment, stream, record and MLflow run id."""
 
     experiment: Experiment
     stream: Stream
@@ -61,13 +63,14 @@ def run(
     fresh: bool = False,
     keep_model: bool = False,
 ) -> str:
-    """Train one method over one stream in this process, tracked by MLflow; return its results as text."""
+    """Train one method over one stream as `train` does; return the results and the next commands as text."""
     done = train(settings, presets, execution, fresh, keep_model)
     if warning := warning_of(done.experiment, done.record.metrics[-1]):
         say(warning)
     split = done.experiment.evaluation.split
     found = result_text(done.experiment.name, split, done.stream, done.record.metrics[-1])
-    return f"{found}\n{next_text(done.stream, done.run_id, f'{runs_option(execution)}{trust_text()}')}"
+    following = next_text(done.stream, done.record.ranks, done.run_id, f"{runs_option(execution)}{trust_text()}")
+    return f"{found}\n{following}"
 
 
 def train(
@@ -80,14 +83,15 @@ def train(
     """Train one method over one stream in this process, tracked by MLflow.
 
     Args:
-        settings: flat dotted settings, including `method` and `stream`.
-        presets: a recipe, and changes on top of it.
-        execution: folders.
-        fresh: train again, even if tasks are finished.
-        keep_model: upload the trained model to MLflow.
+        settings: settings by dotted name, including `method` and `stream`.
+        presets: names of presets; later presets override earlier ones.
+        execution: runs folder, store and videos.
+        fresh: whether to train again even if tasks are finished.
+        keep_model: whether to upload the trained model to MLflow.
 
     Raises:
-        ConfigError: for a setting, stream or folder that cannot be used, before training.
+        ConfigError: before training, for a setting, stream or folder that cannot be used.
+        Interrupted: after an epoch or task, if Ctrl-C or another signal stopped the run.
     """
     execution.check()
     settings = {**settings, "stream": find_manifest(str(settings.get("stream", "")))}
@@ -100,7 +104,7 @@ def train(
     _check(experiment)
     check_streams(experiment, stream, places)
     places.open_store().check_writable()
-    if is_embedded(settings["stream"]):  # all mistakes have been reported: now videos may be rendered
+    if is_embedded(settings["stream"]):  # videos are rendered only after all checks
         stream = execution.load_stream(settings["stream"])
     question = question_of(settings, presets, stream)
     tracker = execution.tracker(stream.name)
@@ -111,7 +115,7 @@ def train(
     started = start_text(experiment, stream, device, f"{execution.runs}, run {name}", tracker)
     took: list[float] = []
 
-    def ready(*context: Any) -> None:  # checks the combination of settings: a mistake is reported in one line
+    def ready(*context: Any) -> None:  # reached after all checks of settings
         say("\n".join([started, *cut_captions_text(context[2])]))
         recorder.ready(*context)
 
@@ -124,8 +128,12 @@ def train(
         if len(took) == 1 and left and (warning := warning_of(experiment, metrics)):
             say(f"{warning} Ctrl-C stops the run.")
 
+    epochs = EpochReports()
     try:
-        result = execute(experiment, places, report=report_task, fresh=fresh, on_ready=ready, stream=stream)
+        with nullcontext() if fresh else stop_at_signals(epochs.interruption):  # a fresh run cannot be resumed
+            result = execute(
+                experiment, places, report=report_task, fresh=fresh, on_ready=ready, stream=stream, epochs=epochs
+            )
         if result.resumed == len(result.stream.tasks):
             recorder.complete(result.record)
     except BaseException as error:

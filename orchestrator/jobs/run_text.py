@@ -13,7 +13,9 @@ from ctvr.methods.backbone.architectures import VECTORS
 from ctvr.orchestrator.config import as_text
 from ctvr.orchestrator.console import format_duration
 from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.streams.example_queries import example_queries
 from ctvr.orchestrator.streams.metric_names import GAIN
+from ctvr.orchestrator.streams.query_rank import Rank
 from ctvr.orchestrator.streams.stream import Stream
 
 if TYPE_CHECKING:
@@ -23,8 +25,9 @@ if TYPE_CHECKING:
 
 WIDTH = 110  # characters of a line
 FIRST_WITH_BF16 = 8  # compute capability (Ampere) from which TF32 and bf16 exist
-FAR_BELOW = 3.0  # a warning is printed if R@1 is this many points below zero-shot
-LEAST_ON_FEATURES, ON_FEATURES = 1e-4, 1e-3  # rate below which a warning is printed, and one that fits most methods
+FAR_BELOW = 3.0  # a warning is printed if R@1 is this many points below zero-shot CLIP
+# Learning rates on imported features: the lowest without a warning, and one that suits most methods
+LEAST_ON_FEATURES, ON_FEATURES = 1e-4, 1e-3
 DIRECTIONS = {"t2v": "text to video", "v2t": "video to text"}
 TITLES = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "MedR", "meanr": "MeanR"}
 
@@ -39,37 +42,39 @@ def start_text(
     """Describe a run before it starts: method, stream, device, changed settings with their sources, learning rates.
 
     Args:
+        experiment: the experiment.
+        stream: the stream.
         device: `cpu` or `cuda`.
-        place: where the run is recorded.
-        tracker: has finished runs, whose memory on a GPU was measured.
+        place: text that states where the run is recorded.
+        tracker: records of finished runs, which contain measurements of GPU memory.
     """
     run, split = experiment.run, experiment.evaluation.split
     counts = sum(len(getattr(task, split)) for task in stream.tasks)
     title = f"{experiment.name} on {stream.name}: {len(stream.tasks)} tasks, {counts} {split} {stream.domain}"
     lines = [f"{title}; {device}, {run.precision}, seed {run.seed}"]
-    lines += _wrapped("settings", changed_settings(experiment) or ["all as in the paper"])
+    lines += _wrap_lines("settings", changed_settings(experiment) or ["all as in the paper"])
     if rates := learning_rates(experiment):
-        lines += _wrapped("rates", rates)
-    lines += _wrapped("warning", low_rates(experiment))
-    lines += _wrapped("precision", slow_precision(device, run.precision))
-    lines += _wrapped("kernels", kernels_of_model(device))
+        lines += _wrap_lines("rates", rates)
+    lines += _wrap_lines("warning", low_rates(experiment))
+    lines += _wrap_lines("precision", slow_precision(device, run.precision))
+    lines += _wrap_lines("kernels", kernels_of_model(device))
     if device == "cuda":
         from ctvr.orchestrator.sweeps.measured_memory import memory_text
 
-        lines += _wrapped("memory", memory_text(tracker, experiment))
-    lines += _wrapped("written", [place])
+        lines += _wrap_lines("memory", memory_text(tracker, experiment))
+    lines += _wrap_lines("written", [place])
     return "\n".join(lines)
 
 
 def cut_captions_text(data: StreamData) -> list[str]:
-    """Return the lines of a run's start on captions that its text tower truncates."""
+    """Return lines for the start of a run on captions that the text tower truncates."""
     from ctvr.orchestrator.data.caption_cuts import describe_cuts  # needs torch
 
-    return _wrapped("captions", describe_cuts(data))
+    return _wrap_lines("captions", describe_cuts(data))
 
 
 def slow_precision(device: str, precision: str) -> list[str]:
-    """Return a warning if a GPU with TF32 and bf16 computes in full float32, else nothing."""
+    """Return a list with a warning if a GPU with TF32 and bf16 computes in full float32; otherwise an empty list."""
     import torch
 
     if device != "cuda" or precision != "fp32" or torch.cuda.get_device_capability()[0] < FIRST_WITH_BF16:
@@ -79,23 +84,23 @@ def slow_precision(device: str, precision: str) -> list[str]:
 
 
 def kernels_of_model(device: str) -> list[str]:
-    """Return a warning if a CPU computes with kernels of its own model, else nothing."""
+    """Return a list with a warning if a CPU uses kernels for its own model; otherwise an empty list."""
     if device != "cpu" or os.environ.get("CTVR_KERNELS") != "native":
         return []
     return [
-        "of this processor, so other processors give other digits (CTVR_KERNELS=native, torch imported before ctvr, "
-        "or a processor without AVX2)"
+        "for this CPU model, so results differ in rounding from other CPUs (CTVR_KERNELS=native, torch imported before "
+        "ctvr, or a CPU without AVX2)"
     ]
 
 
-def _wrapped(name: str, parts: Sequence[str]) -> list[str]:
+def _wrap_lines(name: str, parts: Sequence[str]) -> list[str]:
     text = "; ".join(parts)
     indent = " " * 12
     return textwrap.wrap(text, WIDTH, initial_indent=f"  {name:<10}", subsequent_indent=indent, break_long_words=False)
 
 
 def changed_settings(experiment: Experiment) -> list[str]:
-    """List the settings that differ from the method's defaults, with their source: user, preset or stream."""
+    """List the settings that differ from the method's defaults, as text with their source (user, preset, stream)."""
     sources = {**dict.fromkeys(experiment.settings, "derived"), **experiment.sources}
     unchanged = {**experiment.default_settings, "method.base": experiment.settings.get("method.base")}
     return [
@@ -106,7 +111,7 @@ def changed_settings(experiment: Experiment) -> list[str]:
 
 
 def learning_rates(experiment: Experiment) -> list[str]:
-    """List the effective peak learning rates: those of the method times `optim.lr_scale`."""
+    """List the effective peak learning rates as text: the method's rates times `optim.lr_scale`."""
     if not experiment.optim.epochs:
         return ["nothing is trained (optim.epochs=0)"]
     scale, rates = experiment.optim.lr_scale, _rates(experiment)
@@ -116,9 +121,10 @@ def learning_rates(experiment: Experiment) -> list[str]:
 
 
 def low_rates(experiment: Experiment) -> list[str]:
-    """Return a warning if all rates are too low to change imported features, with the largest one to set; else nothing.
+    """Return a list with a warning if all learning rates are too low for imported features; otherwise an empty list.
 
-    The towers on features start as the identity, which CLIP's rates of 1e-7 to 1e-5 leave almost unchanged.
+    The towers on features start as the identity, which CLIP's rates of 1e-7 to 1e-5 leave almost unchanged. The warning
+    names the largest rate and a value for it.
     """
     from ctvr.orchestrator.settings.resolve import FEATURES  # imports torch
 
@@ -137,7 +143,7 @@ def low_rates(experiment: Experiment) -> list[str]:
 
 
 def _rates(experiment: Experiment) -> dict[str, float]:
-    """Map the settings that are learning rates of the method and its retriever to their values, without 0."""
+    """Map the settings that are learning rates of the method and of its base to their values, except zeros."""
     return {
         name: value
         for name, value in experiment.settings.items()
@@ -146,12 +152,17 @@ def _rates(experiment: Experiment) -> dict[str, float]:
 
 
 def time_left(seconds: Sequence[float], left: int) -> str:
-    """Estimate the remaining time from the tasks of this process, as text; empty after the last task."""
+    """Return a text with the remaining time, estimated from the tasks of this process; empty after the last task.
+
+    Args:
+        seconds: durations of the finished tasks.
+        left: number of tasks that remain.
+    """
     return f", about {format_duration(sum(seconds) / len(seconds) * left)} left" if left and seconds else ""
 
 
 def warning_of(experiment: Experiment, metrics: Mapping[str, float]) -> str:
-    """Return the warning about a model that is far worse than its untrained backbone; empty if it is not."""
+    """Return a warning if a model is far worse than its untrained backbone; otherwise an empty text."""
     gain = metrics.get(GAIN, math.nan)
     if not gain < -FAR_BELOW:
         return ""
@@ -161,7 +172,7 @@ def warning_of(experiment: Experiment, metrics: Mapping[str, float]) -> str:
 
 
 def result_text(name: str, split: str, stream: Stream, metrics: Mapping[str, float]) -> str:
-    """Return the results after the last task: recalls of both directions, gain and forgetting, with their meaning."""
+    """Return a text with the results after the last task: recall in both directions, gain and forgetting, explained."""
     title = f"{name} on {stream.name}, {split} {stream.domain}"
     found = {key.removeprefix("stream/"): value for key, value in metrics.items() if key.startswith("stream/")}
     if "t2v/r1" not in found:
@@ -187,17 +198,18 @@ def runs_option(execution: ExecutionConfig) -> str:
     return "" if str(execution.runs) == "runs" else f" --runs {execution.runs}"
 
 
-def next_text(stream: Stream, run_id: str, more: str) -> str:
-    """Return the next commands: the table of the stream's runs, a query with one of its captions, and this run again.
+def next_text(stream: Stream, ranks: Mapping[str, Rank], run_id: str, more: str) -> str:
+    """Return the next commands: the table of the stream's runs, a query that the model answers, details of this run.
 
     Args:
+        stream: stream of the run.
+        ranks: rank of each query after the last task.
         run_id: MLflow's ID of the run.
         more: options that every command needs.
     """
     commands = [f"ctvr table {stream.name}{more}"]
     if stream.domain == "videos":
-        captions = (caption for task in stream.tasks for item in task.test for caption in item.captions)
-        query = next(filter(str.isprintable, captions), "a video")
+        query = next((caption for caption, _ in example_queries(stream, ranks)), "TEXT")
         commands.append(f"ctvr search {shlex.quote(query)} --model {run_id[:8]}{more}")
     commands.append(f"ctvr runs show {run_id[:8]}{more}")
     return "next: " + "\n      ".join(commands)

@@ -1,4 +1,4 @@
-"""Serve searches with a trained model over HTTP, and replace the model after newer commits (`ctvr serve`)."""
+"""Server of searches with a trained model over HTTP, which loads the model again after new commits (`ctvr serve`)."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ def serve(
     """Serve until Ctrl-C or SIGTERM; return the exit status, 0 or 143.
 
     Args:
-        name: name of a model, as for `load`, or the id or name of a run that is still trained.
-        among: a folder of videos to search; None: the videos of the model's stream.
-        host: address to listen on; any other than loopback needs a token.
-        port: port to listen on; 0 selects a free one, which is printed.
-        token_file: holds the token; None: `serving.gate.TOKEN` of the environment.
+        name: name of a model, as for `load`, or the id or name of a run in training.
+        execution: runs folder, store and videos.
+        among: a folder of videos to search; if None, the videos of the model's stream are searched.
+        host: address to listen on; an address other than loopback needs a token.
+        port: port to listen on; 0 selects a free port, which is printed.
+        token_file: file with the token; if None, the environment variable `serving.gate.TOKEN` is read.
 
     Raises:
         ConfigError: for an unknown model, missing videos, an unusable host, port or token.
@@ -76,7 +77,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 class NewestModel:
-    """The model to which a name refers, and the progress of its run."""
+    """Loader of the model to which a name refers, which follows the progress of the model's run."""
 
     def __init__(self, name: str, execution: ExecutionConfig, among: Path | None = None) -> None:
         self.name, self.execution, self.among = name, execution, among
@@ -84,7 +85,7 @@ class NewestModel:
         self._streams: dict[str, Stream | None] = {}
 
     def load(self) -> Snapshot | None:
-        """Return the newest pair of model and gallery; None if it was returned before.
+        """Return the newest model with its gallery; None if it has already been returned.
 
         Raises:
             ConfigError: for an unknown model, a run without a finished task, or missing videos.
@@ -106,17 +107,19 @@ class NewestModel:
         elif done and stream is not None:
             model = load_task(run, self.execution, stream, done)
         else:
-            raise ConfigError(f"model {self.name}: run {run.name} has finished no task yet. Try again after its first.")
+            raise ConfigError(
+                f"model {self.name}: run {run.name} has not finished a task yet. Try again after the first."
+            )
         snapshot = self._snapshot(model, f"{run.name}, after task {done} of {num_tasks}" if num_tasks else run.name)
         self._loaded = run.run_id, done
         return snapshot
 
     def _snapshot(self, model: Model, about: str) -> Snapshot:
-        """Encode the gallery, so that no query does, and fix it."""
+        """Return a snapshot of a model whose gallery is encoded, so that queries need not encode it."""
         if self.among is not None:
-            done, stream = len(model.trained.galleries), model.stream  # a text is encoded for the last of these tasks
+            done, stream = len(model.trained.galleries), model.stream  # texts are encoded for the last finished task
             task = stream.method_task(done - 1) if stream is not None and done else None
             model.set_gallery([replace(model.encode_gallery(self.among), task=task)])
         snapshot = Snapshot(model, about)
-        _ = snapshot.videos  # encodes videos that have no features yet
+        _ = snapshot.videos  # encodes videos that lack features
         return snapshot

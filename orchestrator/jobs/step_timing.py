@@ -1,4 +1,4 @@
-"""Timing of the loop's own steps on noise in memory, for `ctvr doctor --gpu` and `make bench-gpu`."""
+"""Timing of the training loop's steps on noise in memory, for `ctvr doctor --gpu` and `make bench-gpu`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Noise:
 
 
 def noise_stream(pairs: int, videos: int) -> Stream:
-    """Return two tasks of one category each, `pairs` to train and `videos` to search."""
+    """Return a stream of two tasks, each with one category, `pairs` training pairs and `videos` test videos."""
 
     def items(task: int, split: str, count: int) -> tuple[Item, ...]:
         captions = (f"a red square moves left of {number} blue circles" for number in range(count))
@@ -53,7 +53,7 @@ def noise_stream(pairs: int, videos: int) -> Stream:
 
 
 class TimedLoop(Loop):
-    """A loop that times its epochs, so that the first one (allocation, kernel selection) can be excluded."""
+    """Loop that times its epochs in `seconds`, so that the first (allocation, kernel selection) can be omitted."""
 
     seconds: list[float]
 
@@ -82,7 +82,7 @@ def train_on_noise(
     steps: int,
     epochs: int,
 ) -> TimedLoop:
-    """Train a method in its second task on noise; return the loop with the seconds of its epochs.
+    """Train a method on noise in its second task; return the loop, whose `seconds` are the times of the epochs.
 
     Args:
         kind: class of the loop.

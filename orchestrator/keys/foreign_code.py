@@ -1,16 +1,16 @@
-"""Sources and distributions that code outside this package consists of: the closure of its imports.
+"""Digests of code outside this package, such as the module of a plug-in, and of all that this code imports.
 
     closure(modules)   = modules and what they import, except the standard library, ctvr and ctvr's own dependencies
-    a local module     counts by the bytes of its file: a source, bytecode, an extension, a member of a zip archive;
-                       also the parents of its package, and the files that its module level names by a literal
+    a local module     counts by the bytes of its file (source, bytecode, extension or member of a zip archive), and so
+                       do its parent packages and the files that a literal at module level names
     a distribution     counts by name, version and the hashes of its RECORD, and so does each one that it requires
 
-Imports are read from the syntax tree, also those inside functions, below conditions and by `import_module("name")`.
-A computed name below a package counts as all modules of that package. Nothing is imported. Editable distributions are
-local modules, since their RECORD does not list them.
+Imports are read from the syntax tree, including imports in functions, in conditions and by `import_module("name")`.
+For a computed name such as `f"a.b.{name}"`, all modules of `a.b` count. Nothing is imported. Editable distributions
+count as local modules, because their RECORD does not list the files.
 
-Out of reach: files that are read after the import, modules whose name a file outside a package computes, imports
-inside compiled extensions, system libraries, and installed files that were edited in place.
+The closure does not cover files that are read after the import, module names that a file outside a package computes,
+imports inside compiled extensions, system libraries, and installed files that were edited in place.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ def digest_closure(*modules: str) -> str:
 
 
 class Closure:
-    """The modules, files and distributions that some modules consist of.
+    """Modules, with the digests of all modules, files and distributions that they consist of, import or name.
 
     Args:
-        modules: dotted names, importable here or in the user's folders.
+        modules: dotted names, importable here or in the user's folders of methods.
     """
 
     def __init__(self, modules: Iterable[str]) -> None:
-        importlib.invalidate_caches()  # finders may not have seen files that are a moment old
+        importlib.invalidate_caches()  # the finders' cached listings may lack files that were just created
         self.digests: dict[str, str] = {}  # module, file or distribution -> SHA-256
-        self.files: dict[str, Path] = {}  # module -> its file, or the place of a member of an archive
+        self.files: dict[str, Path] = {}  # module -> its file, or the path of a member inside an archive
         self.ours: set[str] = set()  # modules of ctvr that are imported
         self._records: dict[Path, list[tuple[importlib.metadata.Distribution, str]]] = {}
         self._specs: dict[str, ModuleSpec | None] = {}
@@ -62,7 +62,7 @@ class Closure:
             self._add(*self._todo.pop())
 
     def _add(self, module: str, folder: Path) -> None:
-        """Add a module and its parent packages; `folder` is the one in which its importer's top module lies."""
+        """Add a module and its parent packages; `folder` contains the top-level package of the importing module."""
         parts = module.split(".")
         for depth in range(1, len(parts) + 1):
             name = ".".join(parts[:depth])
@@ -85,14 +85,14 @@ class Closure:
         if name in sys.stdlib_module_names and loaded is not None:
             found = loaded.__spec__  # a file of this name cannot replace a loaded module
         elif not parent:
-            found = _found(name) or PathFinder.find_spec(name, [str(folder)]) or find_in_method_folders(name)
+            found = _find_spec(name) or PathFinder.find_spec(name, [str(folder)]) or find_in_method_folders(name)
         elif path is not None:
-            found = _found(name, list(path))
+            found = _find_spec(name, list(path))
         self._specs[name] = found or (getattr(loaded, "__spec__", None) if not folder.parts else None)
         return self._specs[name]
 
     def _read(self, name: str, spec: ModuleSpec) -> bool:
-        """Digest a module and note what it imports; return whether modules below it are of interest."""
+        """Digest a module and queue its imports; return whether its submodules need to be read, too."""
         if spec.origin is None or not spec.has_location:  # a namespace package, or built into Python
             return spec.submodule_search_locations is not None
         file, depth = Path(spec.origin), len(name.split("."))
@@ -112,7 +112,7 @@ class Closure:
     def _follow(self, module: str, found: Named, root: Path) -> None:
         self._todo += [(name, root) for name in found.modules]
         for prefix in found.computed:
-            self._todo += [(name, root) for name in self._below(prefix or module.partition(".")[0])]
+            self._todo += [(name, root) for name in self._list_submodules(prefix or module.partition(".")[0])]
         folders = [parent for parent in self.files[module].parents if parent.is_relative_to(root)]
         for text in found.files:
             file = next((folder / text for folder in folders if (folder / text).is_file()), None)
@@ -122,20 +122,20 @@ class Closure:
                 if file.suffix == ".py":  # loaded by its path
                     self._follow(label, names_in(file.read_bytes(), "", False), root)
 
-    def _below(self, package: str) -> list[str]:
-        """Return all modules of a package, if it is local."""
+    def _list_submodules(self, package: str) -> list[str]:
+        """List the dotted names of all modules of a package that are outside site-packages."""
         spec = self._spec(package, Path()) if package else None
         found = []
         for folder in map(Path, (spec.submodule_search_locations if spec is not None else None) or ()):
             for file in sorted(folder.rglob("*")):
-                stem = _stem(file.name)
+                stem = _module_name(file.name)
                 if stem and not set(_INSTALLED) & set(file.parts):
                     parts = [*file.relative_to(folder).parts[:-1], *([] if stem == "__init__" else [stem])]
                     found.append(".".join([package, *parts]))
         return found
 
     def _owner(self, root: Path, file: Path) -> importlib.metadata.Distribution | None:
-        """Return the installed distribution whose RECORD lists a file."""
+        """Return the distribution installed in folder `root` whose RECORD lists a file, or None."""
         if root not in self._records:
             listed = importlib.metadata.distributions(path=[str(root)]) if root.is_dir() else ()
             self._records[root] = [(each, f"\n{each.read_text('RECORD') or ''}") for each in listed]
@@ -143,22 +143,22 @@ class Closure:
         return next((each for each, text in self._records[root] if row in text), None)
 
     def _add_distribution(self, found: importlib.metadata.Distribution) -> None:
-        """Digest a distribution and those that it requires, extras excepted."""
-        name = _normal(found.metadata["Name"])
+        """Digest a distribution and the distributions that it requires, without the requirements of its extras."""
+        name = _normalize_name(found.metadata["Name"])
         if name in own_dependencies() or f"distribution {name}" in self.digests:
             return
         rows = [line.rsplit(",", 2)[:2] for line in (found.read_text("RECORD") or "").splitlines()]
         installed = sorted(row for row in rows if row[-1] and not re.match(r"\.\.|/|[^/]*\.dist-info/", row[0]))
         self.digests[f"distribution {name}"] = digest_of([name, found.version, installed])
-        for required in _required(found):
+        for required in _list_requirements(found):
             try:
                 self._add_distribution(importlib.metadata.distribution(required))
             except importlib.metadata.PackageNotFoundError:
-                continue  # for another system, or broken: importing it fails
+                continue  # required on other systems only, or missing, so that the import fails
 
 
 def digest_plugins() -> str:
-    """Return one digest of all installed plug-ins and of the classes that the user has named; "" if there are none."""
+    """Return one digest of all installed plug-ins and of the classes that the user trusts; "" if there are none."""
     points = [point for kind in GROUPS for point in importlib.metadata.entry_points(group=f"{_OUR_NAME}.{kind}")]
     modules = {*(point.module for point in points), *(place.partition(":")[0] for place in trusted())}
     return digest_closure(*sorted(modules)) if modules else ""
@@ -166,32 +166,32 @@ def digest_plugins() -> str:
 
 @functools.lru_cache(maxsize=1)
 def own_dependencies() -> set[str]:
-    """Return the names of the distributions that ctvr requires, and its own."""
+    """Return the normalized names of ctvr and of the distributions that it requires."""
     try:
-        return {_OUR_NAME, *_required(importlib.metadata.distribution(_OUR_NAME))}
-    except importlib.metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
+        return {_OUR_NAME, *_list_requirements(importlib.metadata.distribution(_OUR_NAME))}
+    except importlib.metadata.PackageNotFoundError:  # ctvr is a checkout on PYTHONPATH
         return {_OUR_NAME}
 
 
-def _required(found: importlib.metadata.Distribution) -> list[str]:
-    return [_normal(re.split(r"[^\w.-]", text)[0]) for text in found.requires or () if "extra ==" not in text]
+def _list_requirements(found: importlib.metadata.Distribution) -> list[str]:
+    return [_normalize_name(re.split(r"[^\w.-]", text)[0]) for text in found.requires or () if "extra ==" not in text]
 
 
-def _normal(name: str) -> str:
+def _normalize_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _found(name: str, path: list[str] | None = None) -> ModuleSpec | None:
-    """Find a module as an import statement does, without importing its parents."""
+def _find_spec(name: str, path: list[str] | None = None) -> ModuleSpec | None:
+    """Find the spec of a module as an import statement does, but without importing its parent packages."""
     try:
         return next(filter(None, (finder.find_spec(name, path) for finder in sys.meta_path)), None)
-    except KeyError:  # Python finds a namespace package only if the one above it is loaded
+    except KeyError:  # Python finds a nested namespace package only if its parent is loaded
         spec = ModuleSpec(name, None, is_package=True)
         spec.submodule_search_locations = [os.path.join(folder, name.rpartition(".")[2]) for folder in path or ()]
         return spec
 
 
-def _stem(name: str) -> str:
-    """Return the module's name of a file; empty for a file that is not a module."""
+def _module_name(name: str) -> str:
+    """Return the module name in a file's name, or "" if the file is not a Python module."""
     ending = next((each for each in (".py", *EXTENSION_SUFFIXES) if name.endswith(each)), None)
     return name.removesuffix(ending) if ending else ""

@@ -1,9 +1,9 @@
-"""Names in a source that decide what its module consists of: imported modules and files.
+"""Modules and files that a Python source names, found in its syntax tree without running it.
 
-import a.b as c, from a import b, from . import b        also inside functions, classes and conditions
+import a.b as c, from a import b, from . import b        including those inside functions, classes and conditions
 import_module("a.b"), import_module(".b", __package__), __import__("a")
-import_module(f"a.{name}"), import_module(name)           computed: everything below `a`, or below the own package
-open(HERE / "data" / "table.json")                        files: literals that the module level evaluates
+import_module(f"a.{name}"), import_module(name)           computed: every module of `a`, or of the source's own package
+open(HERE / "data" / "table.json")                        files: paths in literals that are evaluated at module level
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_LONGEST = 255  # characters of a literal that may be a file
+_LONGEST = 255  # maximum number of characters of a literal that may be a path
 
 
 class Named(NamedTuple):
-    """Names in one source; not all of them need to exist."""
+    """Names in one source; the modules and files need not exist."""
 
     modules: tuple[str, ...]  # modules, and attributes that may be modules
-    computed: tuple[str, ...]  # packages of which any module may be imported; "": the package of the source
+    computed: tuple[str, ...]  # packages of which any module may be imported; "" means the package of the source
     files: tuple[str, ...]  # literals that may be paths relative to the source
 
 
 @functools.lru_cache(maxsize=4096)
 def names_in(source: bytes, module: str, is_package: bool) -> Named:
-    """Return the names in a source; none if this Python cannot parse it.
+    """Return the modules and files that a source names; empty tuples if this version of Python cannot parse it.
 
     Args:
         source: bytes of the file.
-        module: dotted name, the base of relative imports.
+        module: dotted name of the source's module, the base of relative imports.
         is_package: whether the file is an `__init__.py`.
     """
     try:
@@ -50,18 +50,18 @@ def names_in(source: bytes, module: str, is_package: bool) -> Named:
         elif isinstance(node, ast.ImportFrom):
             base = absolute("." * node.level + (node.module or ""), package)
             modules |= dict.fromkeys([base, *(f"{base}.{alias.name}" for alias in node.names if alias.name != "*")])
-        elif isinstance(node, ast.Call) and _called(node) in importers:
+        elif isinstance(node, ast.Call) and _called_name(node) in importers:
             name, is_whole = _leading_text(node)
             if is_whole:
                 modules[absolute(name, package)] = None
             else:  # `a.b.` before a computed part is a package
                 computed[absolute(name.rpartition(".")[0], package) if name.strip(".") else ""] = None
-    files = (text for node in _evaluated(tree) for text in _literals(node))
+    files = (text for node in _iter_evaluated(tree) for text in _iter_literals(node))
     return Named(tuple(filter(None, modules)), tuple(computed), tuple(dict.fromkeys(files)))
 
 
 def absolute(name: str, package: str) -> str:
-    """Return the dotted name of a relative import within `package`."""
+    """Return the absolute dotted name of an import in `package`; leading dots mark a relative import."""
     bare = name.lstrip(".")
     level = len(name) - len(bare)
     if not level:
@@ -70,7 +70,7 @@ def absolute(name: str, package: str) -> str:
     return ".".join(filter(None, [*above, bare]))
 
 
-def _called(node: ast.Call) -> str:
+def _called_name(node: ast.Call) -> str:
     function = node.func
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
@@ -89,17 +89,17 @@ def _leading_text(node: ast.Call) -> tuple[str, bool]:
     return (given.value, True) if isinstance(given, ast.Constant) and isinstance(given.value, str) else ("", False)
 
 
-def _evaluated(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes that an import evaluates: not those inside functions, nor below `if __name__ == ...`."""
+def _iter_evaluated(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes below `node` that an import evaluates; functions and `if __name__ == ...` are excluded."""
     for child in ast.iter_child_nodes(node):
         is_main = isinstance(child, ast.If) and "__name__" in ast.dump(child.test)
         if not is_main and not isinstance(child, _FUNCTIONS):
             yield child
-            yield from _evaluated(child)
+            yield from _iter_evaluated(child)
 
 
-def _literals(node: ast.AST) -> Iterator[str]:
-    """Yield a literal, and the path that literals form: `HERE / "a" / "b"`, `join(HERE, "a", "b")`."""
+def _iter_literals(node: ast.AST) -> Iterator[str]:
+    """Yield the text of a literal, or the path a/b of `HERE / "a" / "b"` and `join(HERE, "a", "b")`."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         parts = [node.value]
     elif isinstance(node, ast.Call):

@@ -1,10 +1,10 @@
 """Task-prefix reuse: runs whose results up to task k cannot differ train those tasks once.
 
-Every setting that a run reads is recorded, and each commit stores the settings read until then. Another run with the
-same code, frames and environment, and with the same *values* of those settings, would have computed the same tasks:
-runs are deterministic, so as long as all values read are equal, the next setting read is the same, too. That run
-therefore adopts the commit and continues with the next task. Reads are observed, never declared; a setting that is
-read early costs reuse, never correctness.
+Every setting that a run reads is recorded, and each commit stores the names of the settings read until then. Another
+run with the same code, frames and environment, and with the same *values* of those settings, would have computed the
+same tasks, because runs are deterministic: while all values read are equal, the next setting read is the same, too.
+That run therefore adopts the commit and continues with the next task. Reads are observed, so methods do not declare
+them. A setting that is read earlier than necessary reduces reuse, but does not change results.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def track_reads(config: T, prefix: str, reads: AccessLog) -> T:
 
     body = {
         "__getattribute__": getattribute,
-        "__deepcopy__": lambda self, memo: self,  # frozen: a copied teacher reads the same settings
+        "__deepcopy__": lambda self, memo: self,  # settings are frozen, so a deep-copied teacher can share them
         "__module__": parent.__module__,
         "__qualname__": parent.__qualname__,
         "__eq__": parent.__eq__,
@@ -79,7 +79,7 @@ def track_reads(config: T, prefix: str, reads: AccessLog) -> T:
 
 
 class TrackedSettings(Mapping[str, Any]):
-    """Flat dotted settings that record which values are read. Listing names records nothing."""
+    """Flat dotted settings that record which values are read. Iteration over the names is not recorded."""
 
     def __init__(self, settings: Mapping[str, Any], reads: AccessLog) -> None:
         self._settings, self._reads = dict(settings), reads
@@ -97,18 +97,18 @@ class TrackedSettings(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class Prefix:
-    """Finished tasks that another run can adopt."""
+    """First tasks of a run, which another run can adopt."""
 
-    done: int
+    done: int  # number of tasks
     run: str  # key of the run that trained them
 
 
 class Prefixes:
-    """Shared tasks of all runs in a store that have the same environment (run_key.py).
+    """Shared tasks of all runs in a store whose environments (run_key.py) are equal.
 
     Args:
-        store: holds them.
-        base: digest of everything besides the settings that determines a result.
+        store: store that holds the prefixes.
+        base: digest of everything except the settings that determines a result.
         settings: settings of this run, flat and dotted, complete.
         contents: setting -> digest of the file or folder that it names.
     """
@@ -123,20 +123,20 @@ class Prefixes:
         return digest_of([self.base, num_done, read, {name: self._contents.get(name, "") for name in read}])
 
     def publish(self, num_done: int, names: Iterable[str], run: str) -> None:
-        """Publish the commit of the first `num_done` tasks of `run`; an earlier entry with the same key is kept."""
+        """Offer the first `num_done` tasks of the run with key `run` to others; an entry with an equal key is kept."""
         listed = sorted(names)
         self.store.create_json(READ_SETS, f"{self.base}/task_{num_done:03d}/{digest_of(listed)}", {"names": listed})
         self.store.create_json(PREFIXES, f"{self.base}/{self.key(num_done, listed)}", {"run": run, "done": num_done})
 
     def find(self, num_tasks: int, at_least: int = 1) -> Iterator[Prefix]:
-        """Yield prefixes of this run that another run has finished, longest first."""
+        """Yield the prefixes of `at_least` to `num_tasks` tasks that this run can adopt, longest first."""
         requests = [name.split("/") for name in self.store.list(READ_SETS, f"{self.base}/")]
         for done in range(num_tasks, at_least - 1, -1):
             for _, task, which in (request for request in requests if request[1] == f"task_{done:03d}"):
                 try:
                     names = self.store.get_json(READ_SETS, f"{self.base}/{task}/{which}")["names"]
                     if not set(names) <= self._settings.keys():
-                        continue  # from a strategy with another base
+                        continue  # read by a strategy with a different base method
                     found = self.store.get_json(PREFIXES, f"{self.base}/{self.key(done, names)}")
                 except MissingObject:
                     continue

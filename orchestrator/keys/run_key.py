@@ -15,8 +15,8 @@
                    capability    the vector instructions that torch uses (CPU only)
                    kernels       the variables that choose kernels, and the processor if results depend on it (CPU only)
 
-A killed run resumes from its last commit only if all of this is equal: on the same machine or an equivalent one.
-    Elsewhere it starts again under another key.
+A killed run resumes from its last commit only if all of these are equal, as on the same machine or an equivalent one.
+Otherwise it starts again under another key.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from ctvr.orchestrator.streams.stream import Stream
 if TYPE_CHECKING:
     from ctvr.orchestrator.data.frames import FrameSource
 
-PREPROCESSING = "preprocessing"  # name of the settings of weights, as text
-OF_PROTOCOL = "code of protocol "  # prefix of the name of the digest of a plug-in's protocol
-# Content digests replace the names of the stream and of a weights file; activation checkpointing changes no bit
+PREPROCESSING = "preprocessing"  # name of the entry with the preprocessing settings of weights, as text
+OF_PROTOCOL = "code of protocol "  # first words of the name of the digest of a plug-in protocol
+# Digests of contents replace the names of the stream and of a weights file; the other settings do not change results
 NON_IDENTITY_SETTINGS = (
     "stream",
     "backbone.weights",
@@ -68,8 +68,9 @@ NON_IDENTITY_SETTINGS = (
     "evaluation.query_chunk",
     "tracking.mirror",
     "tracking.keep_checkpoints",
+    "tracking.pause_minutes",
 )
-# `streams` decides the order of tasks, items and category indices
+# `streams` determines the order of tasks, items and category indices
 DIGESTED_PACKAGES = (
     "orchestrator/keys",
     "orchestrator/settings",
@@ -92,7 +93,7 @@ def frames_digest(stream: Stream, source: FrameSource, splits: Sequence[str]) ->
 def weights_digest(backbone: str, weights: str, vocabulary: str = "") -> str:
     """Return the SHA-256 of a backbone's architecture, initial weights and vocabulary.
 
-    Weights that are not in a file count by their name.
+    The name of weights that are not in a file, such as an open_clip tag, replaces their digest.
     """
     folder = SHIPPED.get(backbone)
     shipped = [digest_file(file) for file in sorted(folder.iterdir()) if file.is_file()] if folder else []
@@ -104,7 +105,13 @@ def weights_digest(backbone: str, weights: str, vocabulary: str = "") -> str:
 def describe_preprocessing(
     backbone: str, weights: str, chosen: Mapping[str, Any] | None = None, prefix: str = ""
 ) -> dict[str, str]:
-    """Return the settings of weights (`WeightSettings`) as text; empty if the backbone has its own or has none."""
+    """Return the preprocessing settings of weights as text; {} if the backbone fixes them or loading it would fail.
+
+    Args:
+        backbone, weights: see `backbone.name` and `backbone.weights`.
+        chosen: settings of a local file that the user gave (`BackboneConfig.chosen`).
+        prefix: text before PREPROCESSING in the name of the entry.
+    """
     try:
         found = find_weight_settings(backbone, weights, chosen)
     except (ValueError, RuntimeError):  # loading the backbone will report the reason
@@ -118,14 +125,14 @@ def _digest_of_weights(weights: str) -> object:
         return digest_file(path)
     if not is_path(weights) or not os.path.exists(path):
         return weights
-    try:  # for a folder or an index, the files that are read count
+    try:  # of a folder or an index, only the files that are loaded count
         return [digest_file(file) for file in files_of(path)]
     except (ValueError, FileNotFoundError):  # loading the backbone will report the reason
         return weights
 
 
 def contents_of(config: Any, prefix: str) -> dict[str, str]:
-    """Map every string setting of a method that names a file or folder to its digest."""
+    """Map every string setting of a method that names a file or folder to the digest of the contents."""
     found = {}
     for name, hint in get_type_hints(type(config)).items():
         if hint is str and name != "base" and (digest := content_of(getattr(config, name))):
@@ -134,7 +141,7 @@ def contents_of(config: Any, prefix: str) -> dict[str, str]:
 
 
 def content_of(text: str) -> str:
-    """Return the digest of a file, or of relative names and contents below a folder; "" if `text` is neither."""
+    """Return the digest of a file, or of a folder's relative paths and contents; "" if `text` names neither."""
     path = expand_path(text)
     if text and os.path.isdir(path):  # `Path.is_dir` raises for a text that is too long for a name
         return digest_of([[file.relative_to(path).as_posix(), digest_file(file)] for file in list_files(path)])
@@ -142,7 +149,7 @@ def content_of(text: str) -> str:
 
 
 def environment(device: str) -> dict[str, str]:
-    """Return the versions, kernels and hardware that change floating-point rounding."""
+    """Return the versions, kernels and hardware that affect floating-point rounding on `device` (cpu or cuda)."""
     versions = {"torch": torch.__version__, "open_clip": VERSION, "device": device}
     if device != "cpu":
         return versions
@@ -150,19 +157,22 @@ def environment(device: str) -> dict[str, str]:
 
 
 def protocol_digest(name: str) -> dict[str, str]:
-    """Return one digest of the code of a protocol of another package; empty for one of ours."""
+    """Return the digest of a plug-in protocol's code, by name; {} for a built-in protocol."""
     point = None if name in PROTOCOLS else plugins().get(name)  # `plugins` reads the metadata of all packages
     return {OF_PROTOCOL + name: digest_closure(point.module)} if point is not None else {}
 
 
 def stream_digest(name: str) -> dict[str, str]:
-    """Return one digest of the code of a stream of another package; empty for any other stream."""
+    """Return the digest of a plug-in stream's code, by name; {} for any other stream."""
     point = stream_plugins().get(plain_name(name))
     return {f"code of stream {point.name}": digest_closure(point.module)} if point is not None else {}
 
 
 def code_digests(method: str, base: str | None = None) -> dict[str, str]:
-    """Return one digest of the sources of each package, and one of the method (and its base) with its imports."""
+    """Return, by name, one digest for each of DIGESTED_PACKAGES and one for the method (and its base) with its imports.
+
+    The digest of a method of another package is separate (foreign_code.py).
+    """
     rooms = {room: list_sources(room, ROOT) for room in DIGESTED_PACKAGES}
     shared = [file for room, files in rooms.items() if room.startswith("methods/") for file in files]
     classes = [CONFIGURATIONS.get(name, (name, ""))[0] for name in (method, base) if name]
@@ -170,7 +180,7 @@ def code_digests(method: str, base: str | None = None) -> dict[str, str]:
     modules = {name: place.partition(":")[0] for name, place in places.items()}
     foreign = {name: module for name, module in modules.items() if places[name] not in EVERY_METHOD.values()}
     named = {*modules.values(), *Closure(foreign.values()).ours}
-    parts = {name.split(".")[2] for name in named if name.startswith("ctvr.methods.")}  # a module, or a folder
+    parts = {name.split(".")[2] for name in named if name.startswith("ctvr.methods.")}  # modules or subpackages
     own = [file for part in parts for file in list_module_sources(part, "methods", ROOT)]
     of_method = {*list_imported_sources([*own, *shared], "methods", ROOT)} - {*shared}
     return {

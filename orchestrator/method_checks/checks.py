@@ -1,21 +1,24 @@
 """Checks of a method's contract with the loop (methods/base.py); each raises a `ContractViolation`.
 
-`ctvr check-method NAME` runs them for any method, tests/methods/test_contract.py for every entry of METHODS.
+`ctvr methods check NAME` runs them for any method, tests/methods/test_contract.py for every entry of METHODS.
 """
 
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
 from ctvr.methods.backbone.clip import Clip
-from ctvr.methods.base import Batch, Method
+from ctvr.methods.base import Batch, Method, Position
 from ctvr.orchestrator.errors import ContractViolation
-from ctvr.orchestrator.learning.record.method_state import PretrainedSnapshot, load_state, trained_state
+from ctvr.orchestrator.learning.record.method_state import PretrainedSnapshot, load_state, prepare_task, trained_state
+from ctvr.orchestrator.learning.training.distributed import Workers
+from ctvr.orchestrator.learning.training.gradients import StepGradients
 from ctvr.orchestrator.learning.training.optimizer import freeze_except, make_optimizer, set_learning_rates
-from ctvr.orchestrator.learning.training.step import total_of
+from ctvr.orchestrator.learning.training.step import complete_gradient, total_of
 from ctvr.orchestrator.method_checks.subject import (
     FRAMES,
     OPTIM,
@@ -33,7 +36,9 @@ from ctvr.orchestrator.method_checks.tiny_models import make_batch, make_small_c
 def check_losses(subject: Subject) -> None:
     """Check that losses are finite, named scalars, and that a step changes exactly the parameters of `param_groups`."""
     method = subject.make()
-    method.begin_task(make_task(0, TASKS))
+    task = make_task(0, TASKS)
+    method.begin_task(task)
+    prepare_task(method.eval(), task, batches_of(0, 1))
     groups = method.param_groups()
     before = {key: value.detach().clone() for key, value in method.named_parameters()}
     try:
@@ -41,24 +46,26 @@ def check_losses(subject: Subject) -> None:
     except ValueError as error:
         raise ContractViolation(str(error)) from error
     method.train()
+    method.set_position(Position(0, 1, 0, 1))
     batch = batches_of(0, 1)[0]
     given = copy.deepcopy(batch)
     terms = method.losses(batch)
     if not isinstance(terms, dict) or not terms:
-        raise ContractViolation("losses() must return a dictionary of named terms, not empty")
+        raise ContractViolation("losses() must return a non-empty dictionary of named terms")
     for name, term in terms.items():
         if not isinstance(term, Tensor) or term.ndim or not torch.isfinite(term):
             raise ContractViolation(f"losses() returns {name!r}, which is not a finite scalar tensor")
-    if changed := _differing(batch, given):
+    if changed := _find_differing(batch, given):
         raise ContractViolation(f"losses() writes into the batch ({changed})")
     if not parameters:
         return
     total = total_of(terms)
     if not total.requires_grad:
         raise ContractViolation("param_groups() returns parameters, but no loss depends on any of them")
-    optimizer = make_optimizer(groups, OPTIM)
-    total.backward()
-    method.before_step()
+    gradients = StepGradients(method, parameters, OPTIM, Workers(), nullcontext)
+    optimizer = make_optimizer(groups, OPTIM, method, gradients.recompute)
+    gradients.add(batch, 1.0, is_last=True)
+    complete_gradient(method, parameters, OPTIM)
     set_learning_rates(optimizer, 1.0)
     optimizer.step()  # without `after_step`, which moves momentum copies
     moved = [key for key, p in method.named_parameters() if not torch.equal(p, before[key])]
@@ -70,14 +77,14 @@ def check_losses(subject: Subject) -> None:
         raise ContractViolation(f"a step changes {strangers[0]}, which param_groups() does not return")
 
 
-def _differing(batch: Batch, other: Batch) -> str:
+def _find_differing(batch: Batch, other: Batch) -> str:
     names = ("frames", "tokens", "video_ids", "categories", "pair_ids")
     return ", ".join(name for name in names if not torch.equal(getattr(batch, name), getattr(other, name)))
 
 
 @torch.no_grad()
 def check_batch_independence(subject: Subject) -> None:
-    """Check that features of a video or caption do not depend on the rest of the batch; scores are (Q, V), per pair."""
+    """Check that features of a video or caption do not depend on the rest of the batch, and that scores are (Q, V)."""
     method = subject.make()
     learn(method, 0, steps=1)
     batch = make_batch(6, FRAMES, seed=9)
@@ -99,7 +106,7 @@ def _close(found: Tensor, expected: Tensor, what: str) -> None:
 
 @torch.no_grad()
 def check_frozen(subject: Subject) -> None:
-    """Check that blocks and a text tower declared as frozen compute what the pre-trained ones do, in every task."""
+    """Check that blocks and a text tower declared as frozen equal the pre-trained ones in every task."""
     method = subject.make()
     if not (method.frozen_blocks or method.declared.text_is_frozen or method.declared.videos_are_frozen):
         return

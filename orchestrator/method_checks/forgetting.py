@@ -22,7 +22,7 @@ PROTOCOLS = ("ctvr", "cvlm")
 
 
 def check_forgetting(subject: Subject) -> str | None:
-    """Check that ranks in a task's own gallery do not change while untrained tasks follow: BWF is 0."""
+    """Check that ranks in a task's own gallery do not change while untrained tasks follow, so that BWF is 0."""
     evaluation = subject.experiment.evaluation
     if evaluation.own_gallery == "cut":
         return "skipped: evaluation.own_gallery=cut normalizes scores of a task's own gallery with those of other tasks"
@@ -37,7 +37,7 @@ def check_forgetting(subject: Subject) -> str | None:
 
 @torch.no_grad()
 def first_moved(method: Method, config: EvaluationConfig, protocol: str) -> int | None:
-    """Return the first task after which an earlier task's own ranks differ in either direction, or None."""
+    """Return the index of the first task that changes an earlier task's ranks (text or video queries), or None."""
     own, stored = list[tuple[Tensor, Tensor]](), list[Tensor]()
     for index in range(TASKS):
         method.eval()
@@ -45,6 +45,7 @@ def first_moved(method: Method, config: EvaluationConfig, protocol: str) -> int 
         task = make_task(index, TASKS)
         method.begin_task(task)
         if not method.declared.learns_in_end_task:
+            method.prepare_task(task, batches_of(index, 2))
             method.end_task(task, batches_of(index, 2))
         again = protocol == "cvlm" or method.declared.reencodes_gallery
         stored = [_gallery(method, i) if again or i == index else stored[i] for i in range(index + 1)]
@@ -64,7 +65,7 @@ def _gallery(method: Method, index: int) -> Tensor:
 
 
 def _queries(index: int) -> Queries:
-    """Return the captions of a task; the longest ones are those of the last task."""
+    """Return the captions of a task; the last task has the longest ones."""
     tokens = make_batch(CAPTIONS, 1, seed=40 + index).tokens
     last = CONTEXT - 1 - 4 * (TASKS - 1 - index)
     tokens[tokens[:, last] > 0, last] = END

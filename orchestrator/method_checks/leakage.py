@@ -1,8 +1,8 @@
 """Checks that an evaluation uses only the videos, the captions and the tasks learned so far.
 
-The loop passes a method no id, label or order of the searched items, and no pair of a later task. These checks detect
-    the use of other information: the order of videos and captions, the index of the task, unseen pairs, and state
-        outside the instance (variables of its class or module).
+The loop does not pass ids, labels or the order of searched items, or pairs of later tasks, to a method. These checks
+detect the use of other information: the order of videos and captions, the index of the task, unseen pairs, and state
+outside the instance (variables of its class or module).
 """
 
 from __future__ import annotations
@@ -38,35 +38,35 @@ class SeenPairs(RegeneratedPairs):
 
 
 def check_leakage(subject: Subject) -> None:
-    """Check that evaluations use the videos, the captions and the tasks learned so far, and change nothing."""
+    """Check that evaluations use only videos, captions and learned tasks, and do not change the method."""
     check_evaluation(subject)
     unlearned(subject)
 
 
 @torch.no_grad()
 def check_evaluation(subject: Subject) -> None:
-    """Check that encoding and scoring use the videos, the captions and the tasks learned so far, only."""
+    """Check that encoding and scoring use only the videos, the captions and the tasks learned so far."""
     method = subject.make()
     shown, stored = SeenPairs(), list[Tensor]()
-    before = _after(method, 0, shown, stored)
+    before = _learn_and_evaluate(method, 0, shown, stored)
     copies = [stored[0].clone()]
     for index in range(1, TASKS):
-        _after(method, index, shown, stored)
+        _learn_and_evaluate(method, index, shown, stored)
         if not equal(copies, stored):
             raise ContractViolation(f"task {index + 1} writes into the stored features of an earlier task's videos")
         copies.append(stored[-1].clone())
-    if not equal(before, _after(subject.make(), 0, SeenPairs(), [])):
+    if not equal(before, _learn_and_evaluate(subject.make(), 0, SeenPairs(), [])):
         raise ContractViolation(
             "a new method learns the first task differently after another method has learned later tasks: it depends "
             "on a variable of a class or a module, or on a random number that torch's seed does not control"
         )
-    _is_idle(method)
-    _knows_no_order(method)
-    _knows_no_task(method)
+    _check_idle(method)
+    _check_order_independence(method)
+    _check_task_independence(method)
 
 
 def unlearned(subject: Subject) -> None:
-    """Check that losses computed without gradients change nothing that is learned or logged."""
+    """Check that losses computed without gradients do not change what is learned or logged."""
     plain, looked = subject.make(), subject.make()
 
     @torch.no_grad()
@@ -99,7 +99,7 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def _after(method: Method, index: int, shown: SeenPairs, stored: list[Tensor]) -> list[Tensor]:
+def _learn_and_evaluate(method: Method, index: int, shown: SeenPairs, stored: list[Tensor]) -> list[Tensor]:
     """Learn task `index`, add its gallery to `stored`, and return the inputs and scores of an evaluation."""
     learn(method, index, steps=1, source=shown, watch=shown.show)
     stored.append(store_gallery(method, index))
@@ -107,8 +107,8 @@ def _after(method: Method, index: int, shown: SeenPairs, stored: list[Tensor]) -
     return [*found, method.score(found[1], found[0])]
 
 
-def _is_idle(method: Method) -> None:
-    """Check that an evaluation changes nothing, so that a task may be evaluated twice, or not at all."""
+def _check_idle(method: Method) -> None:
+    """Check that an evaluation does not change the method, so that a task may be evaluated any number of times."""
     state, first = clone_trained_state(method), features(method, 0)
     method.normalize_scores(method.score(first[1], first[0]))
     if not equal(first, features(method, 0)):
@@ -120,8 +120,8 @@ def _is_idle(method: Method) -> None:
         raise ContractViolation("an evaluation changes a parameter or a buffer")
 
 
-def _knows_no_order(method: Method) -> None:
-    """Check that permuted inputs give permuted scores, since caption i often belongs to video i."""
+def _check_order_independence(method: Method) -> None:
+    """Check that permuted inputs give permuted scores, because caption i often belongs to video i."""
     videos, texts = features(method, 0)
     scores = method.normalize_scores(method.score(texts, videos))
     for what, found in (
@@ -132,7 +132,7 @@ def _knows_no_order(method: Method) -> None:
             raise ContractViolation(f"scores depend on the order of the {what}, which reveals the matching pairs")
 
 
-def _knows_no_task(method: Method) -> None:
+def _check_task_independence(method: Method) -> None:
     if method.declared.task_conditioned_text:
         return  # every caption is encoded for the task whose videos are searched
     tokens = make_batch(4, FRAMES, seed=13).tokens

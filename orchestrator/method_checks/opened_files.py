@@ -1,4 +1,4 @@
-"""Files that a plug-in opens below its folders, at its import and in training steps (`ctvr check-method`)."""
+"""Files that a plug-in opens below its folders, at its import and in training steps (`ctvr methods check`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from ctvr.orchestrator.keys.foreign_code import Closure
 
 _CODE = (".py", ".pyc", ".so", ".pyd")
-_opened: list[str] | None = None  # None: nothing is recorded
+_opened: list[str] | None = None  # None if nothing is recorded
 _is_hooked = False
 
 
@@ -36,7 +36,7 @@ def _note(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def describe_opened(module: str, opened: list[str]) -> str:
-    """Return the files below the folders of a plug-in's local modules, and which of them the key does not contain."""
+    """Describe the opened files below the folders of a plug-in's modules, and whether the run key contains them."""
     closure = Closure([module])
     folders = {file.parent.resolve() for name, file in closure.files.items() if ": file " not in name}
     known = {file.resolve() for file in closure.files.values()}

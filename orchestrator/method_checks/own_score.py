@@ -1,7 +1,7 @@
-"""Comparison of an untrained method's scores with zero-shot CLIP's, on the same noise.
+"""Comparison of an untrained method's scores with those of zero-shot CLIP, on the same noise.
 
-A method whose score uses more than the two unit features of CLIP (words, frames, normalization, merged tokens, new
-weights not initialised to zero) starts at another R@1 than zero-shot CLIP.
+A method whose score uses more than the two unit features of CLIP (word or frame features, normalization, merged
+tokens, new weights not initialized to zero) starts at another R@1 than zero-shot CLIP.
 
 Shapes: Q captions, V videos.
 """
@@ -25,9 +25,9 @@ PAIRS = 16
 
 @torch.no_grad()
 def own_scores(experiment: Experiment) -> Tensor | None:
-    """Return the scores (Q, V) of noise by the untrained method, standardised.
+    """Return the scores (Q, V) of noise by the untrained method, standardized.
 
-    None if they equal those of zero-shot CLIP, or if the method trains nothing.
+    None if they equal those of zero-shot CLIP, or if the method has no trained parameters.
     Empty if the small backbone does not fit the settings; the scores then count as different.
     """
     batch = make_batch(PAIRS, experiment.data.num_frames)
@@ -44,7 +44,7 @@ def own_scores(experiment: Experiment) -> Tensor | None:
 
 
 def is_among(scores: Tensor, others: Sequence[Tensor]) -> bool:
-    """Return whether standardised scores equal one of `others`."""
+    """Return whether standardized scores equal one of `others`."""
     return any(scores.shape == other.shape and torch.allclose(scores, other, atol=1e-3) for other in others)
 
 

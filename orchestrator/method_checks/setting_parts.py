@@ -37,7 +37,7 @@ def changes(
         subject: the method.
         name: setting without `method.`.
         part: features and scores, or the terms of the loss.
-        seen: cache of the digests of both by settings.
+        seen: cache, settings -> digests of both parts.
 
     Returns:
         COUNTS, IDLE or REFUSED of setting_sensitivity.py.
@@ -76,7 +76,7 @@ class _PartProbe(SettingProbe):
 
 
 def probed(config: type) -> list[str]:
-    """List the settings of a method that a probe can change: not texts, such as the name of a base or a file."""
+    """List the settings of a method that a probe can change, without texts such as the name of a base or a file."""
     defaults = {name: _default(config, name) for name in settings_of(config)}
     hints = get_type_hints(config)
     free = {name for name, hint in hints.items() if hint is str or hint == (str | None)}

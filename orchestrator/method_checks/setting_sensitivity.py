@@ -1,9 +1,10 @@
 """Check that each numeric setting of a method is used: another value must change the training or the evaluation.
 
-A number may matter only under other settings (the rate of a reducer that is off). It is tried under the method's
-defaults, then under its presets and each other choice of its switches, and together with values of numbers that are
-unset by default. A number that the defaults refuse must matter under every choice that accepts it, for example `stages`
-under each of the three reducers that have it. A number that no settings accept is not an error; it is listed.
+A setting may have an effect only under other settings (the rate of a reducer that is off). It is tried under the
+method's defaults, then under its presets and each other choice of its switches, and together with values of numeric
+settings that are unset by default. A setting that the defaults refuse must have an effect under every choice that
+accepts it, for example `stages` under each of the three reducers that have it. A setting of which no other value is
+accepted is not an error; it is listed.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from ctvr.orchestrator.settings.presets import presets_of
 Trace = tuple[str, ...]
 COUNTS, IDLE, REFUSED = "counts", "idle", "refused"
 ABSENT = object()
-BY_DATA = ("num_frames",)  # determined by the data: other values are refused
+BY_DATA = ("num_frames",)  # determined by the data, so other values are refused
 
 
 def check_settings_matter(subject: Subject) -> str:
-    """Check that every number of `method.*` changes a loss, a weight, a feature or a score; return their names.
+    """Check that every numeric setting of `method.*` changes a loss, weight, feature or score; return their names.
 
     Raises:
-        ContractViolation: if some change nothing; the message names them.
+        ContractViolation: if some have no effect; the message names them.
         Exception: raised by the method itself under its defaults.
     """
     numbers = list(numbers_of(type(subject.experiment.method)))
@@ -138,7 +139,7 @@ class SettingProbe:
                     yield {f"method.{name}": choice}
 
     def _beside(self, choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the choice together with a value of another number that is unset by default."""
+        """Yield the choice together with a value of another numeric setting that is unset by default."""
         made = self.subject.experiment.method
         for name in numbers_of(type(made)):
             default = self._default(name, choice)
@@ -155,7 +156,7 @@ class SettingProbe:
         return best
 
     def _under(self, context: Mapping[str, Any], few: bool = False) -> str:
-        """Return whether two values that are accepted under these settings give different traces."""
+        """Return COUNTS if two values accepted under these settings give different traces, else IDLE or REFUSED."""
         own = f"method.{self.name}"
         value = context.get(own, self._default(self.name, context))
         if value is ABSENT:

@@ -6,6 +6,7 @@ Shapes: B pairs, Q captions, V videos.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,12 @@ import torch
 from torch import Tensor
 
 from ctvr.methods import find_method
-from ctvr.methods.base import Batch, Method, PairSource
+from ctvr.methods.base import Batch, Method, PairSource, Position
+from ctvr.methods.capabilities import overrides
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.learning.record.method_state import finish_task
-from ctvr.orchestrator.learning.training.distributed import all_parameters_used, require_gradients
+from ctvr.orchestrator.learning.record.method_state import finish_task, prepare_task
+from ctvr.orchestrator.learning.training.distributed import Workers, all_parameters_used, require_gradients
+from ctvr.orchestrator.learning.training.gradients import StepGradients
 from ctvr.orchestrator.learning.training.optimizer import freeze_except, make_optimizer
 from ctvr.orchestrator.learning.training.step import take_step, total_of
 from ctvr.orchestrator.method_checks.tiny_models import (
@@ -51,10 +54,10 @@ class Subject:
         Raises:
             ConfigError: for invalid settings, and for a method over images or questions.
         """
-        learned = {"images": "labelled images", "questions": "questions"}
+        learned = {"images": "labeled images", "questions": "questions"}
         if what := learned.get(get_method(name).domain):
             raise ConfigError(
-                f"check-method: {name} is for {what}, but the checks use captions and videos. Name another method."
+                f"methods check: {name} is for {what}, but the checks use captions and videos. Pass another method."
             )
         words = {"data.num_frames": FRAMES, **(settings or {}), "method": name, "stream": "noise"}
         return cls(resolve(words, presets=presets))
@@ -89,41 +92,48 @@ def learn(
     source: PairSource | None = None,
     watch: Callable[[Batch], None] | None = None,
 ) -> list[float]:
-    """Learn one task as the loop does, up to `end_task`.
+    """Learn one task as the loop does, from `begin_task` to `finish_task`, which calls `end_task`.
 
     Args:
         method: the method, which has learned the earlier tasks.
         index: index of the task.
         steps: number of optimizer steps.
-        source: source of former pairs.
+        source: source of the pairs of earlier tasks.
         watch: called with every batch before the method gets it.
 
     Returns:
-        The losses of its steps; empty if nothing is trained.
+        The loss of each step; empty if the method has no trained parameters.
     """
     task = make_task(index, TASKS)
     method.set_pair_source(source or RegeneratedPairs())
     torch.manual_seed(100 + index)
     method.eval()
     method.begin_task(task)
+    loader = batches_of(index, steps)
+    for batch in loader if watch and overrides(method, "prepare_task") else ():
+        watch(batch)  # type: ignore[misc]
+    torch.manual_seed(300 + index)
+    prepare_task(method, task, loader)
     groups = method.param_groups()
     parameters = freeze_except(method, groups)
     losses = []
     if parameters:
-        optimizer = make_optimizer(groups, OPTIM)
+        gradients = StepGradients(method, parameters, OPTIM, Workers(), nullcontext)
+        optimizer = make_optimizer(groups, OPTIM, method, gradients.recompute)
         method.train()
-        for step, batch in enumerate(batches_of(index, steps)):
+        for step, batch in enumerate(loader):
             if watch:
                 watch(batch)
             torch.manual_seed(1000 * index + step)
-            total = total_of(method.losses(batch))
-            total.backward()
+            method.set_position(Position(step, steps, 0, 1))
+            terms = gradients.add(batch, 1.0, is_last=True)
+            assert terms is not None
+            total = total_of(terms)
             if all_parameters_used(method):
                 require_gradients(method)
             take_step(method, optimizer, parameters, OPTIM)
             losses.append(float(total.detach()))
     method.eval()
-    loader = batches_of(index, steps)
     for batch in loader if watch else ():
         watch(batch)  # type: ignore[misc]
     torch.manual_seed(200 + index)
@@ -153,5 +163,5 @@ def gallery(method: Method, index: int) -> Tensor:
 
 
 def equal(some: list[Tensor], others: list[Tensor]) -> bool:
-    """Report whether tensors are equal pair by pair, bit for bit."""
+    """Return whether corresponding tensors have equal shapes and values, without a tolerance."""
     return all(torch.equal(a, b) for a, b in zip(some, others))

@@ -37,14 +37,14 @@ def make_small_clip(layers: int = LAYERS, embed_dim: int = EMBED_DIM) -> Clip:
                 "layers": layers,
             },
         )
-        for parameter in source.parameters():  # CLIP's own initialisation is too small for tests
+        for parameter in source.parameters():  # CLIP's own initialization is too small for tests
             if parameter.ndim > 1:
                 parameter.data.normal_(0, 0.15)
     return Clip(source, tokenize, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), "small").eval()
 
 
 def tokenize(texts: list[str]) -> Tensor:
-    """Encode words as numbers between start (98) and end (99) of text: (N, L) int64."""
+    """Encode words as token ids between those of start (98) and end (99) of text: (N, L) int64."""
     rows = torch.zeros(len(texts), CONTEXT, dtype=torch.int64)
     for row, text in zip(rows, texts):
         ids = [START, *(1 + sum(word.encode()) % 90 for word in text.split()[: CONTEXT - 2]), END]

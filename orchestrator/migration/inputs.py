@@ -1,6 +1,6 @@
 """Vectors of two embedders for the same items, read from files or from streams of imported features.
 
-Shapes: N items, d numbers of a vector, C captions, T vectors of an item.
+Shapes: N items, d dimensions of a vector, C captions, T vectors of an item.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import iter_items
 from ctvr.orchestrator.text_files import lines_of, read_text
 
-LEAST = 50  # common items
+LEAST = 50  # smallest number of common items
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def read_set(text: str, runs: Path) -> VectorSet:
 
     Args:
         text: a file or folder for `read_arrays`, whose arrays are (d,) or (T, d) each, or one array (N, d) or
-            (N, T, d) whose ids are the numbers of its rows; or the name or manifest of a stream of features.
+            (N, T, d) whose ids are its row indices; or the name or manifest of a stream of features.
         runs: the runs folder, which has the imported streams.
 
     Raises:
@@ -55,16 +55,16 @@ def read_set(text: str, runs: Path) -> VectorSet:
     """
     path = Path(text).expanduser()
     if path.exists() and path.suffix != ".json":
-        found = _several(path)
+        found = _read_items(path)
         if isinstance(found, np.ndarray):
-            return _plain(text, list(map(str, range(len(found)))), found)
-        return _plain(text, list(found), _whole(list(found.values())))
+            return _make_set(text, list(map(str, range(len(found)))), found)
+        return _make_set(text, list(found), _join_rows(list(found.values())))
     if not path.exists() and (path.suffix or len(path.parts) > 1) and path.suffix != ".json":
-        raise ConfigError("does not exist", text, remedy="Give a file or folder of vectors, or the name of a stream.")
-    return _of_stream(text, runs)
+        raise ConfigError("does not exist", text, remedy="Pass a file or folder of vectors, or the name of a stream.")
+    return _read_stream(text, runs)
 
 
-def _several(path: Path) -> Arrays | np.ndarray:
+def _read_items(path: Path) -> Arrays | np.ndarray:
     """Read a file or folder; an array without names has at least two dimensions."""
     found = read_arrays(path)
     if isinstance(found, np.ndarray) and found.ndim < 2:
@@ -73,25 +73,25 @@ def _several(path: Path) -> Arrays | np.ndarray:
     return found
 
 
-def _plain(name: str, ids: list[str], arrays: list[np.ndarray] | np.ndarray) -> VectorSet:
+def _make_set(name: str, ids: list[str], arrays: list[np.ndarray] | np.ndarray) -> VectorSet:
     empty = np.zeros((0, 0), np.float32)
     return VectorSet(name, unit_rows(name, ids, arrays), {key: row for row, key in enumerate(ids)}, {}, {}, empty)
 
 
-def _of_stream(name: str, runs: Path) -> VectorSet:
+def _read_stream(name: str, runs: Path) -> VectorSet:
     stream = load_stream(name, runs.resolve(), render=False)
     if not stream.has_features:
         raise ConfigError(
             f"has {stream.domain}, not vectors",
             f"stream {name}",
-            remedy="Give a stream of `ctvr streams import features`.",
+            remedy="Use a stream of `ctvr streams import features`.",
         )
     items = [item for _, _, item in iter_items(stream)]
     try:
         arrays = [read_features(item.path) for item in items]
     except VideoError as error:
         raise ConfigError(error, f"stream {name}", remedy="Import it again.") from error
-    made = _plain(name, [item.video for item in items], arrays)
+    made = _make_set(name, [item.video for item in items], arrays)
     if not stream.text_features:
         return made
     texts, table = caption_features(Path(stream.text_features))
@@ -105,14 +105,14 @@ def unit_rows(name: str, ids: list[str], arrays: list[np.ndarray] | np.ndarray) 
     """Return one unit vector for each array, (N, d) float32; an array (T, d) is averaged.
 
     Args:
-        arrays: one array for each id. A float32 array (N, d) is changed in place: a second one of 100,000 x 1,024
-            numbers would take 400 MB.
+        arrays: one array for each id. A float32 array (N, d) is changed in place, because a copy of 100,000 x 1,024
+            values would take 400 MB.
 
     Raises:
-        ConfigError: for other shapes, several widths, numbers that are not finite, or a vector of length zero.
+        ConfigError: for other shapes, several widths, values that are not finite, or a vector of length zero.
     """
     if not len(arrays):
-        raise ConfigError("contains no vectors", name, remedy="Give another file.")
+        raise ConfigError("contains no vectors", name, remedy="Use another file.")
     _check_shapes(name, ids, arrays)
     with np.errstate(over="ignore", invalid="ignore"):  # refused below
         if isinstance(arrays, np.ndarray) and arrays.ndim == 2:
@@ -123,7 +123,7 @@ def unit_rows(name: str, ids: list[str], arrays: list[np.ndarray] | np.ndarray) 
                 made[row] = array if array.ndim == 1 else array.mean(axis=0, dtype=np.float64)
         lengths = np.sqrt(np.einsum("nd,nd->n", made, made))
     for is_bad, what in (
-        (~np.isfinite(lengths), "has NaN or too large numbers"),
+        (~np.isfinite(lengths), "has NaN or too large values"),
         (lengths == 0, "is a vector of zeros"),
     ):
         if is_bad.any():
@@ -142,12 +142,12 @@ def _check_shapes(name: str, ids: list[str], arrays: list[np.ndarray] | np.ndarr
             what = f"{key[:60]!r} has shape {array.shape} of {array.dtype}, not (d,) or (frames, d) of numbers"
             raise ConfigError(what, name, remedy="Save one vector for each item.")
         if array.shape[-1] != first.shape[-1]:
-            what = f"{ids[0][:60]!r} has {first.shape[-1]} numbers, {key[:60]!r} has {array.shape[-1]}"
+            what = f"{ids[0][:60]!r} has {first.shape[-1]} dimensions, {key[:60]!r} has {array.shape[-1]}"
             raise ConfigError(what, name, remedy="Compute all vectors with one model.")
 
 
-def _whole(arrays: list[np.ndarray]) -> list[np.ndarray] | np.ndarray:
-    """Return the array of which these are the rows, in their order, if `read_arrays` cut one; else the list."""
+def _join_rows(arrays: list[np.ndarray]) -> list[np.ndarray] | np.ndarray:
+    """Return the array whose rows these are, in order, if `read_arrays` split one; otherwise return the list."""
     base = arrays[0].base if arrays else None
     if base is None or base.size != len(arrays) * arrays[0].size or any(each.base is not base for each in arrays):
         return arrays
@@ -167,13 +167,13 @@ def common_ids(old: VectorSet, new: VectorSet) -> list[str]:
         raise ConfigError(
             f"has vectors of captions, but {without.name} does not",
             with_captions.name,
-            remedy="Import both streams with text=, or give both as files without captions.",
+            remedy="Import both streams with text=, or pass both as files without captions.",
         )
     found = [key for key in old.places if key in new.places]
     if len(found) < LEAST:
         examples = f"{next(iter(old.places))[:60]!r} and {next(iter(new.places))[:60]!r}"
         what = f"has {len(found)} ids in common with {old.name}, which is less than {LEAST} (first ids: {examples})"
-        raise ConfigError(what, new.name, remedy="Give both files with the same ids.")
+        raise ConfigError(what, new.name, remedy="Use two files with the same ids.")
     return found
 
 
@@ -187,7 +187,7 @@ class Queries:
 
 
 def read_queries(path: Path, old: VectorSet, new: VectorSet) -> Queries:
-    """Read a file of query vectors by the new model for `read_arrays`, or a .txt file of captions, one a line.
+    """Read a file of query vectors by the new model for `read_arrays`, or a .txt file of captions, one per line.
 
     Raises:
         ConfigError: for vectors of another width than the new set, or a caption that the sets do not have.
@@ -195,17 +195,17 @@ def read_queries(path: Path, old: VectorSet, new: VectorSet) -> Queries:
     if path.suffix.lower() == ".txt":
         lines = [line.strip() for line in lines_of(read_text(path)) if line.strip()]
         if not lines:
-            raise ConfigError("contains no query", path, remedy="Write one caption on each line.")
+            raise ConfigError("contains no query", path, remedy="Add one caption per line.")
         for line in lines:
             if line not in old.texts or line not in new.texts:
-                remedy = "Give captions of both streams, or vectors of the queries by the new model."
+                remedy = "Use captions of both streams, or vectors of the queries by the new model."
                 raise ConfigError(f"no vectors of the query {line[:60]!r} are known", path, remedy=remedy)
         rows = [[each.texts[line] for line in lines] for each in (new, old)]
         return Queries(new.text_vectors[rows[0]], old.text_vectors[rows[1]], frozenset(lines))
-    found = _several(path)
+    found = _read_items(path)
     ids = list(found) if isinstance(found, dict) else list(map(str, range(len(found))))
     vectors = unit_rows(str(path), ids, list(found.values()) if isinstance(found, dict) else found)
     if vectors.shape[1] != (width := new.vectors.shape[1]):
-        what = f"queries have {vectors.shape[1]} numbers, vectors of {new.name} have {width}"
+        what = f"queries have {vectors.shape[1]} dimensions, vectors of {new.name} have {width}"
         raise ConfigError(what, path, remedy="Encode the queries by the new model.")
     return Queries(vectors, None, frozenset())

@@ -2,12 +2,12 @@
 
     g(x) = unit(x W + b + GELU(x U + c) V)        the last term for the residual MLP only
 
-Drift-Adapter's three kinds (Vejendla, EMNLP 2025, arXiv:2509.23471) with centred vectors: `orthogonal` has an
-orthogonal W (`procrustes`). `low_rank` adds a ridge regression of its residuals, cut to a rank. `mlp` adds a network
-to that, by gradient descent. Ridge, rank and step are selected on every tenth pair, so a residual that does not help
-there is zero. GELU is the tanh approximation, which numpy can compute.
+Drift-Adapter's three kinds (Vejendla, EMNLP 2025, arXiv:2509.23471) with centered vectors: `orthogonal` has an
+orthogonal W (`procrustes`). `low_rank` adds a ridge regression of its residuals, truncated to a rank. `mlp` adds
+a network to that, by gradient descent. Ridge, rank and step are selected on every tenth pair, so a
+residual that does not help there is zero. GELU is the tanh approximation, which numpy can compute.
 
-Shapes: N pairs, d numbers of the source, d' of the target, h hidden units.
+Shapes: N pairs, d dimensions of the source, d' of the target, h hidden units.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def fit_maps(x: Tensor, y: Tensor) -> dict[str, FeatureMap]:
 def transposed(index_map: FeatureMap) -> FeatureMap:
     """Return the map of queries x W' that orders unmapped items y as x (y W + b) does, for a linear map of items.
 
-    It differs from the map of items in that their images are not made unit.
+    It differs from the map of items in that mapped items are not normalized.
     """
     matrix = index_map.weights["matrix"].mT
     return FeatureMap("transposed", {"matrix": matrix, "shift": torch.zeros(matrix.shape[1])})
@@ -142,7 +142,7 @@ def _hidden(w: Weights, x: Tensor) -> Tensor:
 
 
 def _mlp(x: Tensor, residual: Tensor) -> Weights:
-    """Fit inner, inner_bias and outer to the residuals. `outer` starts at zero; `inner` at scale 1, as |x| <= 1."""
+    """Fit inner, inner_bias and outer to the residuals. `outer` starts at zero; `inner` at scale 1 for |x| <= 1."""
     shapes = (x.shape[1], HIDDEN), (HIDDEN, residual.shape[1])
     start = {
         "inner": start_weights("inner", shapes[0], 1.0),

@@ -18,8 +18,8 @@ from ctvr.orchestrator.migration.maps import fit_maps, transposed
 from ctvr.orchestrator.migration.search import Index, Measured, measure
 
 SAMPLE, LEAST_SAMPLE = 2000, 25
-CHECKED = 5  # one of so many sampled items selects the kind of a map
-CAPTIONS = 2  # captions for each sampled item, at most, on average
+CHECKED = 5  # one in CHECKED sampled items is used to select the kind of a map
+CAPTIONS = 2  # largest mean number of captions per sampled item
 LEAST_QUERIES = 20
 
 
@@ -28,7 +28,7 @@ class Sample:
     """Pairs of vectors by the old and the new embedder, to fit maps, and others to select the kind of a map.
 
     Attributes:
-        target: item of each checked caption among the checked items; None if the pairs are those of items.
+        target: item of each checked caption among the checked items; None if the pairs are items.
     """
 
     old: Tensor
@@ -41,8 +41,8 @@ class Sample:
 def fit_both(items: Sample, texts: Sample | None) -> tuple[Measured, dict[str, str]]:
     """Fit maps of each kind in both directions, and select a kind for "map queries" and for "map index".
 
-    Maps of queries are fitted to captions if these are given. The kind that finds most on the checked items is
-    selected, the first one of equal kinds.
+    Maps of queries are fitted to captions if these are given. The kind with the best result on the
+    checked items is selected, the first one of equal kinds.
     """
     index_maps = fit_maps(items.old, items.new)
     source = texts or items
@@ -56,7 +56,7 @@ def fit_both(items: Sample, texts: Sample | None) -> tuple[Measured, dict[str, s
 
 
 def split_ids(ids: list[str], asked: int | None, draw: np.random.Generator) -> tuple[list[str], list[str]]:
-    """Return the sampled and the measured ids, each in the order of the set."""
+    """Return the sampled and the measured ids, each in the order of the set; `asked` is the requested sample size."""
     most = len(ids) // 2
     if asked is not None and asked > most:
         what = f"must be at most half of the {len(ids)} common items, the others of which are measured"
@@ -100,13 +100,16 @@ def measured_queries(
     most: int,
     draw: np.random.Generator,
 ) -> tuple[Measured, Sample | None]:
-    """Return the measured queries, without maps, and with captions the sample of captions to fit the query maps."""
+    """Return the measured queries and a sample of captions to fit the query maps.
+
+    The queries do not contain fitted maps yet. The sample is None without captions, or with too few of them.
+    """
     if old.captions:
         known = [(p, text) for p, text in _captions_of(old, new, measured) if not past or text not in past.texts]
         chosen = [known[row] for row in sorted(draw.permutation(len(known))[:most])]
         if len(chosen) < LEAST_QUERIES:
             what = f"{len(chosen)} captions of measured items are the same in both streams, less than {LEAST_QUERIES}"
-            raise ConfigError(what, new.name, remedy="Import both streams from one table, or give fewer --queries.")
+            raise ConfigError(what, new.name, remedy="Import both streams from one table, or pass fewer --queries.")
         target = torch.tensor([place for place, _ in chosen])
         texts = [text for _, text in chosen]
         by_new, by_old = (_text_vectors(each, texts) for each in (new, old))
@@ -115,7 +118,7 @@ def measured_queries(
         vectors = torch.from_numpy(past.new)[1::2][:most]
         if len(vectors) < LEAST_QUERIES:
             what = f"has {len(past.new)} queries, of which half are measured; that is less than {LEAST_QUERIES}"
-            raise ConfigError(what, "--queries", remedy="Give more queries.")
+            raise ConfigError(what, "--queries", remedy="Pass more queries.")
         none, group = torch.full((len(vectors),), -1), torch.arange(len(vectors))
         return Measured(vectors, None, none, group, False), None
     target = torch.from_numpy(np.sort(draw.permutation(len(measured))[:most]))

@@ -1,9 +1,9 @@
 """Search of queries in an index by every way to switch embedders, in one pass over blocks of items.
 
 A way has a name, such as "stay" or ("map index", "mlp"), and scores a block of items. Scores within TIE of each other
-are equal, because a product is rounded in another way in another block; a tie has its chance (`Positions`).
+are equal, because a product is rounded in another way in another block; a tie counts by its probability (`Positions`).
 
-Shapes: Q queries, N items, B items of a block, d numbers by the old embedder, d' by the new one.
+Shapes: Q queries, N items, B items of a block, d dimensions of the old embedder, d' of the new.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Measured:
 
     Attributes:
         new: (Q, d') by the new embedder.
-        old: (Q, d) by the old one; None: "stay" and "both" cannot be measured.
+        old: (Q, d) by the old one; if None, "stay" and "both" are not measured.
         target: (Q,) int64, the item that a caption describes, or the item that is the query; -1 without one.
         group: (Q,) int64; queries of one group are not independent draws.
-        has_targets: captions have a target. Otherwise the new embedder's nearest neighbours are the reference.
+        has_targets: captions have a target. Otherwise the new embedder's nearest neighbors are the reference.
         query_maps, index_maps: maps new -> old and old -> new by kind.
         spread: (2, Q) standard deviations of a query's similarities to old and new vectors.
         first: re-encoded items (N,) of each order and share: (order, share) -> bool.
@@ -156,7 +156,7 @@ def _blocks(index: Index, queries: Measured) -> Iterator[tuple[slice, Way, Tenso
 
 
 def merge_nearest(known: tuple[Tensor, Tensor] | None, scores: Tensor, start: int) -> tuple[Tensor, Tensor]:
-    """Return the values and items (Q, 10) of the highest scores of the known ones and a block (Q, B) from `start`."""
+    """Return values and items (Q, 10) of the highest scores, known or in a block (Q, B) that begins at item `start`."""
     values, items = scores.topk(min(NEIGHBOURS, scores.shape[1]), dim=1)
     items = items + start
     if known is not None:

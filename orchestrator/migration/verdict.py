@@ -1,6 +1,6 @@
 """Estimates with 95 % intervals of each way to switch embedders, and the rule of the verdict.
 
-Queries of one group (the captions of a video) are one draw: variances are those of sums over groups.
+Queries of one group (the captions of a video) count as one draw, so variances are computed from sums over groups.
 
 Shapes: Q queries.
 """
@@ -29,7 +29,7 @@ class Estimate(NamedTuple):
     high: float
 
     def shown(self, sign: str = "") -> str:
-        """Format it in percent; `sign` is "+" for a difference."""
+        """Format the estimate in percent; `sign` is "+" for a difference."""
         if math.isnan(self.value):
             return "n/a"
         value, low, high = (f"{100 * each:{sign}.1f}" for each in self)
@@ -39,8 +39,8 @@ class Estimate(NamedTuple):
 def mean_of(values: Tensor, group: Tensor) -> Estimate:
     """Estimate the mean of values (Q,) in [0, 1] with the interval of Korn and Graubard (1998).
 
-    It is Clopper and Pearson's for the number of draws whose binomial variance is the variance of the mean over groups,
-    or for the number of groups if all values are 0 or all are 1. It covers a mean near 0 or 1, too.
+    It is the Clopper-Pearson interval for the number of draws whose binomial variance is the variance of the mean
+    over groups, or for the number of groups if all values are 0 or all are 1. It covers a mean near 0 or 1, too.
     """
     mean = float(values.mean())
     variance = float(_sums(values - mean, group).square().sum()) * _small(group) / len(values) ** 2
@@ -51,7 +51,7 @@ def mean_of(values: Tensor, group: Tensor) -> Estimate:
 
 
 def ratio_of(values: Tensor, reference: Tensor, group: Tensor) -> Estimate:
-    """Estimate mean(values) / mean(reference) of paired values (Q,), by linearisation.
+    """Estimate mean(values) / mean(reference) of paired values (Q,), by linearization.
 
     The variance adds a half query lost and a half query won (Agresti and Min 2005), so that the interval of two equal
     lists has a width. NaN if the reference is 0.
@@ -98,7 +98,7 @@ class Row:
 
 
 def make_rows(found: dict[Way, Tensor], group: Tensor, items: int) -> list[Row]:
-    """Return the rows of what each way found (`measure`).
+    """Return a row for each way from what it found (`measure`).
 
     Args:
         group: (Q,) group of each query.
@@ -130,9 +130,9 @@ def decide(
     """Choose a way by the rule of docs/migrate.md.
 
     Args:
-        found: what each way found for each query; the last column counts.
+        found: what each way found for each query; the last column decides.
         group: (Q,) group of each query.
-        candidates: ways from the cheapest to the dearest, without "stay", "both" and re-encoding all.
+        candidates: ways from the cheapest to the most expensive, without "stay", "both" and re-encoding all.
         tolerance: share of re-encoding all that may be lost, in (0, 1).
         metric: name of the last column. overlap@10 has the new embedder as its reference, so only R@10 can show that
             staying is better.

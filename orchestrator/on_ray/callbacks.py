@@ -11,26 +11,25 @@ from typing import TYPE_CHECKING, Any
 from ray import tune
 
 from ctvr.orchestrator.console import format_duration, say
-from ctvr.orchestrator.errors import ConfigError, TrialFailed
-from ctvr.orchestrator.on_ray.capacity import capacity, request_resources_for
+from ctvr.orchestrator.errors import TrialFailed
 from ctvr.orchestrator.on_ray.failures import MOST_SHORT_OF_MEMORY, is_lost_node, is_oom_kill, last_output
-from ctvr.orchestrator.on_ray.internals import error_of, kv_get
+from ctvr.orchestrator.on_ray.internals import error_of
 from ctvr.orchestrator.on_ray.memory import PROCESS, await_memory
 from ctvr.orchestrator.on_ray.nodes import is_started_here
-from ctvr.orchestrator.on_ray.plan import TrialPlan, run_name, still_note
+from ctvr.orchestrator.on_ray.plan import TrialPlan, run_name
 from ctvr.orchestrator.on_ray.tracking_queue import TrackingQueue
+from ctvr.orchestrator.on_ray.watch import TrialWatch
 from ctvr.orchestrator.redaction import redact
 from ctvr.orchestrator.streams.metric_names import progress_text
 from ctvr.orchestrator.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
+    from ctvr.orchestrator.on_ray.concurrency import ConcurrencyController
     from ctvr.orchestrator.on_ray.halving_searcher import HalvingSearcher
 
 Plans = Mapping[str, TrialPlan]  # row of a table -> shared plan of its trials; "" if there are no rows
-LOOK_SECONDS = 10.0  # seconds between two checks for nodes that joined or left
 MOST_LOST_NODES = 50  # number of node losses that the driver of a trial survives
-MEMORY_SECONDS = 20.0  # wait for free memory before a process restarts, in a cluster on this machine
-ASK_SECONDS = 60.0  # interval at which the lease of resources is renewed
+MEMORY_SECONDS = 20.0  # maximum wait for free memory before a process restarts, in a cluster on this machine
 
 
 def failures_of_process(plan: TrialPlan) -> int:
@@ -41,49 +40,6 @@ def failures_of_process(plan: TrialPlan) -> int:
     return plan.max_failures if plan.workers == 1 else 1
 
 
-class ConcurrencyController:
-    """Adjusts the number of concurrent trials while nodes join and leave.
-
-    Args:
-        plan: plan of the trials.
-        limiter: object with `max_concurrent`, which Ray Tune reads before each new trial.
-        most: the user's limit of concurrent trials, if any.
-    """
-
-    def __init__(self, plan: TrialPlan, limiter: Any, most: int | None = None) -> None:
-        self.plan, self.limiter, self.most = plan, limiter, most
-        self._asked, self._asked_at = -1, -math.inf
-        self._looked = -math.inf
-
-    def update(self, left: int, running: int = 0) -> int | None:
-        """Request resources for the remaining trials and adopt the capacity; return the new number if it changed.
-
-        Args:
-            left: trials that run or wait.
-            running: number of them that run.
-        """
-        now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS:
-            return None
-        self._looked = now
-        wanted = min(left, self.most or left)
-        if wanted != self._asked or now - self._asked_at >= ASK_SECONDS:
-            request_resources_for(self.plan, wanted, running)
-            self._asked, self._asked_at = wanted, now
-        try:
-            concurrent = capacity(self.plan, self.most).concurrent
-        except ConfigError:  # the last suitable node left; its trials are retried on other nodes
-            return None
-        if concurrent == self.limiter.max_concurrent:
-            return None
-        self.limiter.max_concurrent = concurrent
-        return concurrent
-
-    def close(self) -> None:
-        if self._asked > 0:
-            request_resources_for(self.plan, 0)
-
-
 class TrialMonitor(tune.Callback):
     """Prints a line for each finished task, and closes the MLflow runs of failed trials.
 
@@ -92,7 +48,7 @@ class TrialMonitor(tune.Callback):
         trials: number of trials.
         num_tasks: number of tasks of the stream.
         concurrent: number of concurrent trials.
-        room: the `ConcurrencyController` of the cluster.
+        room: the `ConcurrencyController` of the cluster; if None, `concurrent` does not change.
     """
 
     def __init__(
@@ -111,31 +67,20 @@ class TrialMonitor(tune.Callback):
         self.ended: set[str] = set()
         self._short: dict[str, int] = {}  # trial -> out-of-memory kills since its last finished task
         self._begun: dict[str, float] = {}
-        self._longest = 0.0  # seconds of the longest complete trial
-        self._still: dict[str, str] = {}  # run -> last message about its stalled worker
-        self._looked = -math.inf
+        self._times: list[float] = []  # seconds of each complete trial
+        session = next(iter(self.plans.values())).session
+        self.watch = TrialWatch(session, self._plan, self._label)
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        self._say_who_stands_still(trials)
+        self.watch.look(trials)
         concurrent = self.room.update(self._left(), self._running()) if self.room else None
-        if concurrent is not None:
+        if self.room and concurrent is not None:
             self.concurrent = concurrent
-            say(f"the cluster now has resources for {concurrent} concurrent trials", with_time=True)
-
-    def _say_who_stands_still(self, trials: list[Any]) -> None:
-        """Print messages of workers about stalled workers of their trial (learning/training/pulse.py)."""
-        now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS:
-            return
-        self._looked = now
-        for trial in trials:
-            plan = self._plan(trial)
-            if plan.workers > 1 and trial.status == "RUNNING":
-                name = run_name(plan, trial.config)
-                said = kv_get(still_note(name))
-                if said and said != self._still.get(name):
-                    say(f"{self._label(trial)}  {said}", with_time=True)
-                self._still[name] = said
+            line = f"the cluster now has resources for {concurrent} concurrent trials"
+            if self.room.others:
+                waiting = f"other drivers waiting: {self.room.others}"
+                line = f"this sweep now runs at most {concurrent} trials at once ({waiting})"
+            say(line, with_time=True)
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._label(trial)
@@ -163,19 +108,19 @@ class TrialMonitor(tune.Callback):
         task = self.seen.get(trial.trial_id, 0)
         self.ended.add(trial.trial_id)
         if task >= self.num_tasks and trial.trial_id in self._begun:
-            self._longest = max(self._longest, time.monotonic() - self._begun[trial.trial_id])
-            say(
-                f"{self._label(trial)}  complete after {format_duration(self._longest)}{self._outlook()}",
-                with_time=True,
-            )
+            self._times.append(time.monotonic() - self._begun[trial.trial_id])
+            took = format_duration(self._times[-1])
+            say(f"{self._label(trial)}  complete after {took}{self._outlook()}", with_time=True)
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Adjust the failure count: Tune counts every end of a trial's process, even one caused by its node.
+        """Adjust the trial's failure limit, because Tune also counts ends of a process that a lost node causes.
 
         A permanent error is not retried: the next attempt finds the message in Ray's key-value store and ends.
         """
         error = _error(trial)
-        if is_lost_node(error) and trial.max_failures < MOST_LOST_NODES:
+        is_killed = trial.trial_id in self.watch.killed
+        self.watch.killed.discard(trial.trial_id)
+        if (is_killed or is_lost_node(error)) and trial.max_failures < MOST_LOST_NODES:
             trial.max_failures += 1
         elif is_oom_kill(error):
             say(f"{self._label(trial)}  out of memory: Ray ended the process; it restarts", with_time=True)
@@ -186,18 +131,18 @@ class TrialMonitor(tune.Callback):
                 await_memory(PROCESS, MEMORY_SECONDS)
         elif getattr(_innermost(error), "is_permanent", False):
             trial.max_failures = trial.num_failures
-        self._keep_words(trial, error)
+        self._store_output(trial, error)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self.ended.add(trial.trial_id)
         reason = _reason(trial)
         say(f"{self._label(trial)}  failed: {reason}", with_time=True)
-        self._keep_words(trial, _error(trial))
+        self._store_output(trial, _error(trial))
         plan = self._plan(trial)
         self._close_run(plan, run_name(plan, trial.config), "FAILED", {"ctvr.error": reason})
 
-    def _keep_words(self, trial: Any, error: BaseException) -> None:
-        """Store a failed worker's last output in its MLflow run, or in the sweep's if it has none yet."""
+    def _store_output(self, trial: Any, error: BaseException) -> None:
+        """Store the last output of a failed worker in the trial's MLflow run, or else in the sweep's run."""
         plan, inner = self._plan(trial), _innermost(error)
         words = last_output(inner)
         if not words:
@@ -237,15 +182,21 @@ class TrialMonitor(tune.Callback):
     def _running(self) -> int:
         return len(self._begun.keys() - self.ended)
 
-    def segments_ahead(self) -> int:
-        """Return an upper bound of the trials that will need a process, beyond those that have or await one."""
+    def processes_ahead(self) -> int:
+        """Return how many idle processes to keep for later trials; fewer while other drivers wait for resources."""
+        ahead = self._segments_ahead()
+        return min(ahead, self.concurrent - self._running()) if self.room and self.room.others else ahead
+
+    def _segments_ahead(self) -> int:
+        """Return an upper bound of the trials that will request a process, without those that have or await one."""
         return self.trials - len(self._begun)
 
     def _outlook(self) -> str:
-        """Describe the remaining trials and the longest time that they can take; empty if none remains."""
+        """Return a text with the number of remaining trials and an estimate of their time; "" if none remain."""
         if (left := self._left()) <= 0:
             return ""
-        return f"; {left} remain, at most {format_duration(math.ceil(left / self.concurrent) * self._longest)}"
+        mean = sum(self._times) / len(self._times)
+        return f"; {left} remain, about {format_duration(math.ceil(left / self.concurrent) * mean)}"
 
     def _close_run(self, plan: TrialPlan, name: str, status: str, tags: dict[str, str]) -> None:
         def close() -> None:
@@ -258,12 +209,14 @@ class TrialMonitor(tune.Callback):
 
 
 class BracketMonitor(TrialMonitor):
-    """Monitors a search in brackets, whose trials run in segments; to Tune, each segment is a trial.
+    """Monitors a search, whose trials run in segments; to Tune, each segment is a trial.
 
     Args:
         plans, num_tasks, concurrent, room: see `TrialMonitor`.
         trials: number of trials per row.
         search: the searcher, which counts waiting and running segments.
+
+    It is the `Listener` of the searcher.
     """
 
     def __init__(
@@ -285,7 +238,7 @@ class BracketMonitor(TrialMonitor):
     def _running(self) -> int:
         return len(self.search.running)
 
-    def segments_ahead(self) -> int:
+    def _segments_ahead(self) -> int:
         return self.search.segments_ahead() - len(self.search.running)
 
     def _label(self, trial: Any) -> str:
@@ -307,34 +260,32 @@ class BracketMonitor(TrialMonitor):
             say(f"{self._label(trial)}  complete", with_time=True)
 
     def stopped(self, row: str, number: int, label: str, rung: int) -> None:
-        """Report a trial that was stopped in favour of better ones in its bracket, and close its run."""
-        after = f"after {self.search.halving[row].unit} {rung}"
+        """Report that better trials stopped trial `number` of a row at a rung, and close its MLflow run."""
+        halving = self.search.halving[row]
+        after = f"after {halving.unit} {rung}"
         say(f"{self._name(row, number)}  stopped {after}: others are better", with_time=True)
         name = f"{self.plans[row].sweep}-{label}"
-        self._close_run(self.plans[row], name, "FINISHED", {"ctvr.stopped": f"halving {after}"})
+        self._close_run(self.plans[row], name, "FINISHED", {"ctvr.stopped": f"{halving.search.scheduler} {after}"})
 
-    def bracket_ended(self, row: str, bracket: int, brackets: int | None) -> None:
-        """Report the time of a bracket and, where the number of brackets is known, the maximum remaining time."""
+    def trials_ended(self, row: str, trials: int, total: int | None) -> None:
+        """Report that the first `trials` trials of a row ended; estimate the remaining time if `total` is not None."""
         taken = time.monotonic() - self._started
-        left = (
-            f"; at most {format_duration(taken / bracket * (brackets - bracket))} remain"
-            if brackets and 0 < bracket < brackets
-            else ""
-        )
-        number = f"{bracket}/{brackets}" if brackets else bracket
-        say(f"{row} bracket {number} ended after {format_duration(taken)}{left}".lstrip(), with_time=True)
+        left = taken / trials * ((total or trials) - trials)
+        outlook = f"; about {format_duration(left)} remain" if total and trials < total else ""
+        number = f"{trials} of {total}" if total else trials
+        say(f"{row} the first {number} trials ended after {format_duration(taken)}{outlook}".lstrip(), with_time=True)
 
 
 NO_REASON = "no reason was recorded"
 
 
 def _error(trial: Any) -> BaseException:
-    """Return the error that ended a trial, as reported to this process."""
+    """Return the error that ended a trial, or a TrialFailed without a reason if none was reported."""
     return error_of(trial) or TrialFailed(NO_REASON)
 
 
 def _innermost(error: Any) -> BaseException:
-    """Return the error inside the wrappers of Ray and Tune."""
+    """Return the original error, which exceptions of Ray and Tune wrap."""
     while isinstance(getattr(error, "cause", None), BaseException):
         error = error.cause
     return error

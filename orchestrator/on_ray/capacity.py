@@ -20,7 +20,7 @@ from ctvr.orchestrator.on_ray.plan import Capacity, TrialPlan
 
 log = logging.getLogger(__name__)
 
-DRIVER_CPU = 0.1  # a driver of several workers only waits for them; a single worker needs no driver
+DRIVER_CPU = 0.1  # CPUs of the driver of several workers, which only waits; a single worker runs without a driver
 EVERY_TRIAL = 10**6  # more trials than any number of nodes can hold
 ACCELERATOR = "accelerator_type:"  # prefix of the resource by which a node names the model of its GPUs
 LEASE_SECONDS = 180.0  # as in Ray Train; sweeps renew the lease every minute
@@ -28,10 +28,11 @@ REQUESTER = f"ctvr-{secrets.token_hex(8)}"  # identifies this driver, since seve
 
 
 def capacity(plan: TrialPlan, max_concurrent: int | None = None) -> Capacity:
-    """Return how many trials fit the connected cluster at once.
+    """Return the resources of the connected cluster and how many trials fit it at once.
 
     Args:
-        max_concurrent: the user's limit; without one, a rough memory estimate limits the number, too.
+        plan: plan of the trials.
+        max_concurrent: the user's limit; if None, a rough memory estimate limits the number, too.
 
     Raises:
         ConfigError: if not even one trial can ever be scheduled.
@@ -49,7 +50,15 @@ def capacity(plan: TrialPlan, max_concurrent: int | None = None) -> Capacity:
 
 
 def final_concurrency(plan: TrialPlan, room: Capacity, max_concurrent: int | None = None) -> int:
-    """Return how many trials fit at once on `plan.max_nodes` nodes, or now if memory is the limit."""
+    """Return how many trials fit at once when an autoscaling cluster has grown to `plan.max_nodes` nodes.
+
+    If `plan.max_nodes` is None or memory limits the number, return `room.concurrent`.
+
+    Args:
+        plan: plan of the trials.
+        room: capacity of the present cluster.
+        max_concurrent: the user's limit, if any.
+    """
     if plan.max_nodes is None or room.memory_binds:
         return room.concurrent
     nodes = [node.get("Resources", {}) for node in alive_nodes()]
@@ -62,7 +71,7 @@ def process_resources(plan: TrialPlan) -> dict[str, float]:
 
 
 def gpu_models(nodes: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
-    """Return the models of the nodes' GPUs by Ray's names, the commonest first."""
+    """Return the GPU models of the nodes by Ray's names, the most frequent first."""
     found = [name.removeprefix(ACCELERATOR) for node in nodes for name in node if name.startswith(ACCELERATOR)]
     return tuple(model for model, _ in Counter(found).most_common())
 
@@ -73,7 +82,7 @@ def worker_resources(plan: TrialPlan) -> dict[str, float]:
     if plan.gpus_per_worker:
         resources["GPU"] = plan.gpus_per_worker
         if plan.accelerator_type:
-            resources[ACCELERATOR + plan.accelerator_type] = 0.001  # as Ray's option `accelerator_type` requests it
+            resources[ACCELERATOR + plan.accelerator_type] = 0.001  # the amount of Ray's option `accelerator_type`
     return resources
 
 
@@ -84,13 +93,13 @@ def _driver_cpu(plan: TrialPlan) -> float:
 def request_resources_for(plan: TrialPlan, trials: int, running: int = 0) -> None:
     """Lease resources for `trials` trials from the cluster's autoscaler. No-op for a cluster on this machine.
 
-    The lease ends after `LEASE_SECONDS` unless it is renewed; 0 trials withdraw it, and idle nodes may be released. It
-    never needs more nodes than `plan.max_nodes`.
+    The lease ends after `LEASE_SECONDS` unless it is renewed. 0 trials withdraw the lease, so that idle nodes may be
+    released. The lease never needs more nodes than `plan.max_nodes`.
 
     Args:
         plan: plan of the trials.
         trials: number of trials that run or wait.
-        running: number of them that run; Ray Train leases the resources of several workers itself.
+        running: number of trials that run; Ray Train itself leases resources for trials with several workers.
     """
     if is_started_here():
         return
@@ -109,25 +118,25 @@ def request_resources_for(plan: TrialPlan, trials: int, running: int = 0) -> Non
 
 
 def ask_for_nodes(plan: TrialPlan, count: int) -> None:
-    """Request nodes until the cluster has `count`."""
+    """Request from the autoscaler as many nodes as the cluster lacks to have `count` nodes."""
     request_resources_for(replace(plan, max_nodes=count), EVERY_TRIAL)
 
 
 def cap_to_max_nodes(plan: TrialPlan, trials: int, nodes: Sequence[Mapping[str, float]], most: int) -> tuple[int, int]:
-    """Return the numbers of trials and of workers that can be requested without exceeding `most` nodes.
+    """Return (trials, workers): the numbers that can be requested without exceeding `most` nodes.
 
     Args:
         plan: plan of the trials.
         trials: trials that need resources.
-        nodes: resources of the existing nodes. New nodes are assumed to be like the smallest that holds a worker;
-            if there is none yet, one worker per new node is requested.
-        most: maximum number of nodes, including those that hold no worker.
+        nodes: resources of the existing nodes. New nodes are assumed to equal the smallest node that holds a worker.
+            If no node holds one, one worker per new node is requested.
+        most: maximum number of nodes, including nodes that cannot hold a worker.
     """
     able = [node for node in nodes if _slots(plan, node, 1)]
     places = most - (len(nodes) - len(able))
     if places < 1:
         return 0, 0
-    if not able:  # each worker needs at most a node
+    if not able:  # each worker needs at most one node
         workers = min(places, trials * plan.workers)
         return max(1, workers // plan.workers), workers
     smallest = min(able, key=lambda node: _slots(plan, node, 1))
@@ -139,7 +148,11 @@ def cap_to_max_nodes(plan: TrialPlan, trials: int, nodes: Sequence[Mapping[str, 
 
 
 def choose_gpus(asked: float | None, workers: int) -> float:
-    """Return the GPUs of a trial: the user's number, else one per worker if the connected cluster has enough.
+    """Return the GPUs of a trial: the user's number, otherwise one per worker if the connected cluster has enough.
+
+    Args:
+        asked: value of --gpus-per-trial; None if it was not given.
+        workers: workers per trial.
 
     Raises:
         ConfigError: if the user asked for GPUs that torch cannot use; otherwise workers would fail much later.
@@ -151,16 +164,16 @@ def choose_gpus(asked: float | None, workers: int) -> float:
         return asked or float(workers)  # `capacity` reports a lack of GPUs
     if asked is None:
         why = _why_no_cuda(share)
-        log.warning("the cluster has GPUs, but torch cannot use them, so trials run on CPUs: %s (docs/cluster.md)", why)
+        log.warning("the cluster has GPUs, but torch cannot use them, so trials run on CPUs: %s (docs/install.md)", why)
         return 0.0
     raise ConfigError(
         f"--gpus-per-trial: torch cannot use the cluster's GPUs: {_why_no_cuda(share)} (got {asked:g}). Set "
-        "CTVR_TORCH_BACKEND=auto for the nodes (docs/cluster.md) and run `ray up`, or use --gpus-per-trial 0."
+        "CTVR_TORCH_BACKEND=auto for the nodes (docs/install.md) and run `ray up`, or use --gpus-per-trial 0."
     )
 
 
 def _sees_cuda(gpus: float) -> bool:
-    """Return whether torch finds a device in a process with `gpus` GPUs from Ray."""
+    """Return whether torch finds a CUDA device in a process to which Ray assigns `gpus` GPUs."""
 
     def ask() -> bool:
         import torch
@@ -171,7 +184,7 @@ def _sees_cuda(gpus: float) -> bool:
 
 
 def _why_no_cuda(gpus: float) -> str:
-    """Return the versions of torch and of the NVIDIA driver in a process with `gpus` GPUs from Ray."""
+    """Return a text with the versions of torch and of the NVIDIA driver on a node with `gpus` free GPUs."""
 
     def ask() -> str:
         import re
@@ -191,10 +204,10 @@ def _why_no_cuda(gpus: float) -> str:
 
 
 def count_fitting_trials(plan: TrialPlan, nodes: Sequence[Mapping[str, float]]) -> int:
-    """Return how many trials fit at once, wherever Ray places their drivers.
+    """Return how many trials fit at once, independent of the nodes on which Ray places their drivers.
 
-    Ray places drivers and workers one by one: drivers that hold the last CPUs while no worker fits would wait
-    forever. So every node is counted as if it held the drivers of all trials.
+    Ray places drivers and workers one by one. If drivers held the last CPUs, their workers would never start. So every
+    node is counted as if it held the drivers of all trials.
 
     Args:
         plan: workers and resources of one trial.
@@ -220,7 +233,7 @@ def count_fitting_trials(plan: TrialPlan, nodes: Sequence[Mapping[str, float]]) 
     if wanted and plan.accelerator_type and not any(ACCELERATOR + plan.accelerator_type in node for node in nodes):
         raise ConfigError(
             f"--accelerator-type: no node has a {plan.accelerator_type}. The cluster has: "
-            f"{', '.join(gpu_models(nodes)) or 'no model that Ray knows'}. Choose one of them, or omit the option."
+            f"{', '.join(gpu_models(nodes)) or 'no model that Ray detects'}. Choose one of them, or omit the option."
         )
 
     def is_too_many(trials: int) -> bool:
@@ -256,7 +269,7 @@ def _slots(plan: TrialPlan, node: Mapping[str, float], drivers: int) -> int:
 
 
 def _gpu_slots(gpus: float, share: float) -> int:
-    """Return the number of workers that a node's GPUs hold; a share of less than one GPU never spans two."""
+    """Return the number of workers that a node's GPUs hold; a share below 1 must fit on one GPU."""
     if share < 1:
         return math.floor(gpus + 1e-9) * math.floor(1 / share + 1e-9)
     return math.floor(gpus / share + 1e-9)

@@ -52,15 +52,15 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT_SECONDS = "300"  # successful starts took more than 40 s on a loaded machine
 REPLACEMENT_SECONDS = "1800"  # on a cluster, where the replacement of a lost machine must boot and install first
-ATTEMPTS = 3  # to start Ray
-PAUSE_SECONDS = 10.0  # before the second start of Ray; twice that before the third
+ATTEMPTS = 3  # number of attempts to start Ray
+PAUSE_SECONDS = 10.0  # wait before the second attempt; twice that before the third
 POLL_SECONDS = "0.2"  # interval at which the controller polls for reports; the default of 2.0 s slows short tasks
 _OURS = ("CTVR_KERNELS", "CTVR_WITHOUT_LANDLOCK")  # variables of the user that also apply to workers
 _JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _TOKEN = secrets.token_hex(32)  # token of clusters that this process starts; Ray reads it once per process
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AIR_NEW_OUTPUT": "0",  # disables Tune's banners; our lines contain more
+    "RAY_AIR_NEW_OUTPUT": "0",  # disables Tune's banners; the lines of our callbacks contain more
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # disables Tune's logs; MLflow has the same data
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # our callback prints one line for each failed trial
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
@@ -77,8 +77,6 @@ def worker_environment(start_timeout: str = START_TIMEOUT_SECONDS, head: str = "
     """
     return {
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": os.environ.get("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", POLL_SECONDS),
-        # Its watcher (a process per trial) warns workers before a machine's end; ours have committed finished tasks
-        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": os.environ.get("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0"),
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": os.environ.get(
             "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", start_timeout
         ),
@@ -119,7 +117,7 @@ def cluster(
 
 
 def connect(address: str | None = None, local_cpus: int | None = None) -> bool:
-    """Join a Ray cluster or start one on this machine; return False if this process was already connected.
+    """Join a Ray cluster or start a cluster on this machine; return False if this process was already connected.
 
     Args:
         address: `auto` or an address joins a cluster; `local` starts one; None joins the cluster to which this
@@ -133,39 +131,49 @@ def connect(address: str | None = None, local_cpus: int | None = None) -> bool:
         return False
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    wanted = _wanted(address)
+    wanted = _choose_address(address)
     patience = START_TIMEOUT_SECONDS if wanted == "local" else REPLACEMENT_SECONDS
     if wanted == "auto":  # another user may have written this file, to get our token
-        require_own(cluster_file(), 0, remedy="Give the cluster's --address, or --address local")
+        require_own(cluster_file(), 0, remedy="Pass the cluster's --address, or --address local")
     environment = worker_environment(patience, host_of(cluster_address() if wanted == "auto" else wanted))
     environment |= {SAFE_PATH: "1", METHOD_FOLDERS: os.pathsep.join(method_folders())}
     os.environ.update(environment)
-    if wanted == "local" or not _joined(wanted, environment, is_asked=bool(address or os.environ.get("RAY_ADDRESS"))):
+    if wanted == "local" or not _join(wanted, environment, is_asked=bool(address or os.environ.get("RAY_ADDRESS"))):
         _start(environment, local_cpus)
     return True
 
 
-def _wanted(address: str | None) -> str:
+def _choose_address(address: str | None) -> str:
     return address or os.environ.get("RAY_ADDRESS") or ("auto" if cluster_file().is_file() else "local")
 
 
-def _quiet() -> dict[str, Any]:
+def _quiet_options() -> dict[str, Any]:
     return {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
-def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool:
-    """Join a cluster and return whether that succeeded. A cluster that the user did not name may no longer exist."""
+def _join(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool:
+    """Join a cluster; return False if it does not respond and the user did not name it.
+
+    Args:
+        wanted: Ray's address of the cluster.
+        environment: variables for its workers.
+        is_asked: whether the user named the cluster.
+
+    Raises:
+        ConfigError: if a cluster that the user named does not respond, or if Ray refuses the connection.
+    """
     bind_to_loopback(False)
     record_free_memory(None)
     if not is_asked and not is_listening(cluster_address(), 10):  # Ray would retry for minutes
         return False
-    variables = {**environment, **{name: f"{environment[name]},${{NO_PROXY}}" for name in EXCEPTIONS}}  # + the node's
+    # Exceptions from the proxy on each node are kept
+    variables = {**environment, **{name: f"{environment[name]},${{NO_PROXY}}" for name in EXCEPTIONS}}
     variables = {name: value for name, value in variables.items() if name not in _job_variables()}
     job: dict[str, Any] = {}
-    if "://" not in wanted:  # Ray Client makes its own job configuration
+    if "://" not in wanted:  # Ray Client creates its own job configuration
         job["job_config"] = job_config(source_folders())
     try:
-        ray.init(address=wanted, runtime_env={"env_vars": variables}, **job, **_quiet())
+        ray.init(address=wanted, runtime_env={"env_vars": variables}, **job, **_quiet_options())
     except ConnectionError as error:
         if is_asked:
             raise ConfigError(f"--address: no Ray cluster responds at {wanted!r}. Start one or omit it.") from error
@@ -174,7 +182,7 @@ def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool
         address = wanted if is_asked else cluster_address()
         elsewhere = "" if is_asked else ", or use --address local to start a cluster"
         raise ConfigError(
-            f"Ray cannot join {address!r} ({_first_line(error)[:300]})", "--address", remedy=f"Correct that{elsewhere}."
+            f"Ray cannot join {address!r} ({_first_line(error)[:300]})", "--address", remedy=f"Fix this{elsewhere}."
         ) from error
     return True
 
@@ -211,22 +219,22 @@ def _start(environment: dict[str, str], local_cpus: int | None) -> None:
                 dashboard_host="127.0.0.1",
                 dashboard_port=port,
                 object_store_memory=200 * 2**20,
-                runtime_env=_of_workers(environment),
+                runtime_env=_runtime_env(environment),
                 job_config=job_config(source_folders()),
                 _temp_dir=f"{folder.absolute()}/ray",
-                **_quiet(),
+                **_quiet_options(),
             )
-            with contextlib.suppress(PermissionError, FileNotFoundError):  # another user owns it, or Ray uses another
-                os.chmod(f"{folder.absolute()}/ray", 0o1777)  # sticky: other users could replace our files
+            with contextlib.suppress(PermissionError, FileNotFoundError):  # of another user, or not the folder in use
+                os.chmod(f"{folder.absolute()}/ray", 0o1777)  # sticky, so that other users cannot replace our files
             _await_dashboard(port)
             return
         except Exception as error:
             ray.shutdown()
-            processes.terminate(lambda: processes.descendants() - mine)  # Ray leaves those of a failed start running
+            processes.terminate(lambda: processes.descendants() - mine)  # Ray does not end them after a failed start
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise  # disk full: the command waits for space, or reports the error
-            if _comes_again(error) or attempt == ATTEMPTS:
-                busy = "run `ctvr doctor`" if _comes_again(error) else "try again when the machine is less busy"
+            if _would_recur(error) or attempt == ATTEMPTS:
+                busy = "run `ctvr doctor`" if _would_recur(error) else "try again when the machine is less busy"
                 raise ConfigError(
                     f"Ray did not start on this machine: {_first_line(error)}. Finished tasks are kept; {busy}."
                 ) from error
@@ -238,8 +246,8 @@ def _start(environment: dict[str, str], local_cpus: int | None) -> None:
             raise
 
 
-def _comes_again(error: Exception) -> bool:
-    """Return whether an error of Ray's start is not a timeout and would occur again."""
+def _would_recur(error: Exception) -> bool:
+    """Return whether an error at the start of Ray would occur in every attempt, unlike a timeout."""
     if isinstance(error, (ConfigError, ConnectionError, TimeoutError)):  # ConfigError: the dashboard was too slow
         return False
     if isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.ENOMEM):
@@ -247,11 +255,11 @@ def _comes_again(error: Exception) -> bool:
     return isinstance(error, (OSError, ValueError, TypeError, AttributeError, ImportError, NotImplementedError))
 
 
-def _of_workers(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the runtime environment of workers of a cluster on this machine.
+def _runtime_env(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return Ray's `runtime_env` for the workers of a cluster on this machine.
 
-    Ray inserts the interpreter's path into a shell command without quotes: if the path contains a space, workers
-    silently fail to start.
+    Ray inserts the interpreter's path into a shell command without quotes. If the path contained a space, workers
+    would silently fail to start.
     """
     runtime: dict[str, Any] = {"env_vars": dict(environment)}
     if (quoted := shlex.quote(sys.executable)) != sys.executable:
@@ -289,12 +297,16 @@ def _await_dashboard(port: int, seconds: float = 120) -> None:
 
 
 def check_local(plan: TrialPlan, address: str | None, local_cpus: int | None) -> None:
-    """Check that a plan fits the cluster that would be started here, before it is started.
+    """Check that a plan fits the cluster that `connect` would start on this machine, before it is started.
+
+    Args:
+        plan: plan of the trials.
+        address, local_cpus: see `connect`.
 
     Raises:
-        ConfigError: if no trial fits this machine.
+        ConfigError: if not even one trial fits this machine.
     """
-    if ray.is_initialized() or _wanted(address) != "local":
+    if ray.is_initialized() or _choose_address(address) != "local":
         return
     import torch
 
@@ -302,5 +314,5 @@ def check_local(plan: TrialPlan, address: str | None, local_cpus: int | None) ->
     gpus = torch.cuda.device_count()
     if plan.accelerator_type and not gpus:
         raise ConfigError(no_gpu_text(plan.accelerator_type))
-    plan = replace(plan, accelerator_type="")  # Ray detects it at its start
+    plan = replace(plan, accelerator_type="")  # Ray detects the GPU model only when it starts
     count_fitting_trials(plan, [{"CPU": float(cpus), "GPU": float(gpus)}])

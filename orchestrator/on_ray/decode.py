@@ -34,7 +34,13 @@ FEW = 64  # videos that this machine can decode before a job on all nodes has st
 def decode_on_nodes(
     source: FrameSource, items: Sequence[Item], workers: int = 0, progress: Callable[[int], object] | None = None
 ) -> tuple[int, Broken]:
-    """Run `FrameSource.decode_missing` on the cluster, with at most `workers` processes (0: one per CPU).
+    """Decode missing videos on the cluster; return the number of decoded videos, and the broken ones with errors.
+
+    Args:
+        source: frames of the videos and their store.
+        items: videos to decode.
+        workers: maximum number of processes; 0 allows one per CPU.
+        progress: receives the number of videos of each finished block.
 
     Raises:
         ConfigError: if a node has another store or other decoders than this process.
@@ -57,9 +63,9 @@ def decode_on_nodes(
 
 
 def _decode(block: Columns, source: FrameSource, items: list[Item]) -> Columns:
-    """Decode a block into the store; runs on a node.
+    """Decode a block of videos into the store; runs on a node.
 
-    Returns for each video the reason why it could not be decoded, and the error of the store; "" if there is none.
+    For each video, return the reason why it could not be decoded and the error of the store; "" if there is none.
     """
     chosen = [items[index] for index in block["index"].tolist()]
     broken: Broken = []
@@ -78,17 +84,17 @@ def _decode(block: Columns, source: FrameSource, items: list[Item]) -> Columns:
 
 @cache
 def _decoder(name: str) -> Decoder:
-    """Return the decoder subprocess of this Ray process: it serves all blocks and ends with the process."""
+    """Return the decoder subprocess of this Ray process, which decodes all its blocks and ends with it."""
     return Decoder(workers=1, decoder=name)
 
 
 def decode_on_cluster(
     source: FrameSource, items: Sequence[Item], workers: int = 0, progress: Callable[[int], object] | None = None
 ) -> tuple[int, Broken]:
-    """Decode as `decode_on_nodes` if several nodes can decode; else on this machine only.
+    """Decode with `decode_on_nodes` if several nodes can decode, otherwise on this machine only.
 
-    If a node has another store, no videos or other decoders, the reason is printed. This machine also decodes alone if
-    few videos are missing, or if other jobs use the CPUs of the cluster.
+    If a node has another store, lacks the videos or has other decoders, the reason is printed. This machine also
+    decodes alone if few videos are missing, or if other jobs use the CPUs of the cluster.
     """
     here = partial(source.decode_missing, items, workers or HERE, progress)
     free = ray.available_resources().get("CPU", 0.0)
@@ -103,7 +109,11 @@ def decode_on_cluster(
 
 
 def check_nodes(source: FrameSource, video: str | None = None) -> None:
-    """Check that all nodes write to the same store, decode the same pixels per key, and see the videos.
+    """Check that all nodes use the store and decoder version of this process, and can read the videos.
+
+    Args:
+        source: frames of the videos and their store.
+        video: path of a video that every node must find; None skips this check.
 
     Raises:
         ConfigError: if a node does not; the message names it.
@@ -128,11 +138,11 @@ def check_nodes(source: FrameSource, video: str | None = None) -> None:
 
 @ray.remote(num_cpus=0)
 def _find_problem(source: FrameSource, key: str, video: str | None) -> str:
-    """Return the reason why a node must not decode, in one line, or ""."""
+    """Return the reason why the node that runs this task must not decode, in one line; "" if it may."""
     node = socket.gethostname()
     if not source.store.has(USES, key):
         return (
-            f"--store: node {node} cannot access {source.store.uri} of this machine. Give a folder that all nodes "
+            f"--store: node {node} cannot access {source.store.uri} of this machine. Use a folder that all nodes "
             "share, or s3://BUCKET/PREFIX."
         )
     try:

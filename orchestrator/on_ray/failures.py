@@ -30,16 +30,19 @@ def is_lost_node(error: BaseException) -> bool:
 
 
 def is_oom_kill(error: BaseException) -> bool:
-    """Return whether Ray killed a process for memory that others use: it held less than half of the limit itself."""
+    """Return whether Ray's memory monitor killed a process that itself used less than half of the memory limit.
+
+    Other processes caused such a kill, so the trial is retried.
+    """
     said = next((text for text in map(str, (error, root_cause(error))) if NO_MEMORY in text), "")
     own, limit = max(map(float, _OWN.findall(said)), default=0.0), _ALL.search(said)
     return bool(said) and (limit is None or own < float(limit[1]) / 2)
 
 
-# Errors in settings, data or code: equal in every attempt
+# Errors in settings, data or code, which every attempt repeats
 _MISTAKES = (*(ValueError, TypeError, AttributeError, NotImplementedError), *(ImportError, NameError, SyntaxError))
-# torch's messages, as a plain RuntimeError, about errors in the program: tensors on two devices or of two dtypes, and
-# an operator without a deterministic kernel
+# Parts of torch's RuntimeError messages about errors in the program: tensors on two devices or of two dtypes, and an
+# operator without a deterministic kernel
 _FAULTS = ("on the same device", "same dtype", "expected scalar type", "does not have a deterministic implementation")
 
 
@@ -53,7 +56,7 @@ def is_permanent(error: BaseException) -> bool:
 
 
 def to_trial_failed(error: Exception) -> TrialFailed:
-    """Convert the error of a Train run to TrialFailed, with the worker error that caused the others as its reason."""
+    """Convert the error of a Ray Train run to TrialFailed, whose reason is the worker error that caused the others."""
     if isinstance(error, ControllerError):
         cause = error.controller_failure
         return cause if isinstance(cause, TrialFailed) else TrialFailed(one_line(cause))
@@ -65,7 +68,7 @@ def to_trial_failed(error: Exception) -> TrialFailed:
 
 
 def last_output(error: BaseException) -> str:
-    """Return a worker's last output: attached to its error, or read from its log if it was killed."""
+    """Return a worker's last output, which is attached to its error, or read from its log if it was killed."""
     return str(getattr(error, "traceback_and_log", "")) or fetch_actor_log(error)
 
 
@@ -79,11 +82,11 @@ def attach_traceback(error: BaseException) -> None:
 def traceback_and_log(error: BaseException) -> str:
     """Return the traceback of an error of this process, and the end of the process's log."""
     text, log = "".join(traceback.format_exception(type(error), error, error.__traceback__)), _own_log()
-    return redact(f"{text}\n{_titled(log)}" if log else text)
+    return redact(f"{text}\n{_add_title(log)}" if log else text)
 
 
 def _own_log() -> str:
-    """Return the end of this process's stderr if it is a file, as in Ray's workers; else ""."""
+    """Return the end of this process's stderr if it is a file, as in Ray's workers; otherwise ""."""
     try:
         file = Path(os.readlink("/proc/self/fd/2"))
         if not file.is_file():
@@ -105,17 +108,17 @@ def fetch_actor_log(error: BaseException) -> str:
     try:
         parts = get_log(actor_id=actor, suffix="err", tail=LOG_LINES, timeout=ASK_SECONDS, errors="replace")
         lines = "".join(parts)
-    except Exception:  # the node or Ray's State API is unavailable: only the one-line reason is known
+    except Exception:  # the node or Ray's State API is unavailable, so that only the one-line reason remains
         return ""
-    return redact(f"{error}\n\n{_titled(lines[-LOG_BYTES:])}")
+    return redact(f"{error}\n\n{_add_title(lines[-LOG_BYTES:])}")
 
 
-def _titled(lines: str) -> str:
+def _add_title(lines: str) -> str:
     return f"End of the worker's log (at most {LOG_LINES} lines):\n{lines}"
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error in one line, with its place in the user's code; without its type where we wrote its message."""
+    """Return an error in one line: its message and, unless it is a CtvrError, its type and place in the user's code."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = redact(lines[0] if lines else "")[:400]
     if isinstance(error, CtvrError):

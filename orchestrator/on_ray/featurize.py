@@ -1,4 +1,4 @@
-"""Precomputation of frozen vision features as a Ray Data job: one tower on each GPU, or each CPU, of the cluster."""
+"""Precomputation of frozen vision features as a Ray Data job, with one tower per GPU or per CPU of the cluster."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def featurize_on_nodes(settings: Settings, places: RunPaths, gpus: float = 0.0) 
         gpus: GPUs per tower; 0 uses CPUs.
 
     Raises:
-        ConfigError: if the method has no features to precompute; when it runs, if a node has another store.
+        ConfigError: if the method has no features to precompute. The returned function raises it if a node has
+            another store.
     """
     tower = Featurizer(settings, places, torch.device("cpu"))
 
@@ -44,7 +45,7 @@ def featurize_on_nodes(settings: Settings, places: RunPaths, gpus: float = 0.0) 
             len(items),
             _Tower,
             fn_constructor_args=(settings, places, list(items), gpus > 0, trusted()),
-            num_cpus=0.9,  # the job that supplies its data needs the rest
+            num_cpus=0.9,  # the task that supplies the data needs the rest
             num_gpus=gpus or None,
             concurrency=max(1, min(room, num_blocks(len(items)))),
         ):

@@ -1,6 +1,6 @@
 """GPU sharing: each trial may use its share of the memory. A trial that runs out of memory is run again alone.
 
-Trials are synchronised by locks on two files per GPU in the node's temporary folder.
+Trials are synchronized by locks on two files per GPU in the node's temporary folder.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ctvr.orchestrator.processes import hold_lock
 
 log = logging.getLogger(__name__)
 
-CONTEXT_BYTES = 600 * 10**6  # estimate of a process's GPU memory that torch does not count
+CONTEXT_BYTES = 600 * 10**6  # estimated GPU memory of a process that torch does not count, such as the CUDA context
 
 
 def run_on_share(share: float, run: Callable[[], None], release: Callable[[], None]) -> None:
     """Run a trial on its share of a GPU; if it runs out of memory, run it again with the GPU to itself.
 
-    A second lack of memory is final. With `share` >= 1, or 0 for a CPU, `run` is called once and nothing is locked.
+    With `share` >= 1, or 0 for a CPU, `run` is called once, without a lock.
 
     Args:
         share: GPUs of the process.
-        run: the trial. It continues from its commits, so a second call repeats no finished task.
+        run: the trial. It continues from its commits, so a second call does not repeat finished tasks.
         release: frees the memory of the first call.
 
     Raises:
@@ -38,14 +38,14 @@ def run_on_share(share: float, run: Callable[[], None], release: Callable[[], No
         run()
         return
     try:
-        with _locked(is_alone=False):
+        with _lock_gpu(is_alone=False):
             limit_memory(share)
             run()
         return
     except OutOfMemory as error:
         log.warning("%s; the trial waits for exclusive use of the GPU", error)
     release()
-    with _locked(is_alone=True):
+    with _lock_gpu(is_alone=True):
         limit_memory(1.0)
         run()
 
@@ -61,30 +61,30 @@ def limit_memory(share: float) -> None:
 
 
 @contextmanager
-def _hold_own(path: Path, is_alone: bool) -> Iterator[None]:
-    """Hold the lock of a file of this user with a name that others know.
+def _hold_lock_file(path: Path, is_alone: bool) -> Iterator[None]:
+    """Hold the lock on a file of this user in a folder that other users can write to.
 
     Raises:
-        ConfigError: if it is a link, or belongs to another user.
+        ConfigError: if the file is a link, or belongs to another user.
     """
     require_own(path)
-    with hold_lock(path, is_shared=not is_alone, opener=_private):
-        require_own(path)  # also if another user has made it since
+    with hold_lock(path, is_shared=not is_alone, opener=_open_private):
+        require_own(path)  # again, because another user may have created it since the first check
         yield
 
 
-def _private(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 @contextmanager
-def _locked(is_alone: bool) -> Iterator[None]:
-    """Hold the GPU's lock, shared or exclusive. A waiting exclusive lock takes precedence over later shared ones."""
+def _lock_gpu(is_alone: bool) -> Iterator[None]:
+    """Hold the GPU's lock, exclusive if `is_alone`. A waiting exclusive lock takes precedence over later locks."""
     name = os.environ.get("CUDA_VISIBLE_DEVICES", "0").replace(os.sep, "-")
     stem = Path(tempfile.gettempdir()) / f"ctvr-gpu-{os.getuid()}-{name}"
     with ExitStack() as queue, ExitStack() as use:
-        queue.enter_context(_hold_own(Path(f"{stem}.queue"), is_alone))
-        use.enter_context(_hold_own(Path(f"{stem}.use"), is_alone))
+        queue.enter_context(_hold_lock_file(Path(f"{stem}.queue"), is_alone))
+        use.enter_context(_hold_lock_file(Path(f"{stem}.use"), is_alone))
         if not is_alone:
             queue.close()
         yield

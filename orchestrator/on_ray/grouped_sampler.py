@@ -1,10 +1,10 @@
 """Optuna sampler for groups of trials with equal settings of their first task, which is then trained once per group.
 
-Task-prefix reuse (keys/prefix_reuse.py) adopts tasks of a run that has read the same values so far, which never
-happens if all settings are drawn again for each trial. Here one trial of a group, its leader, is sampled freely. The
-others share its values of the settings that task 1 reads; only those read later (`later=True` of search_spaces) are
-drawn again. The points that are tried first lead the first groups. A trial's position in its group follows from its
-number alone.
+Task-prefix reuse (keys/prefix_reuse.py) adopts tasks of a run that has read equal values so far, which never happens
+if all settings are drawn again for each trial. Here one trial of a group, its leader, is sampled freely. The other
+trials copy the leader's values of the settings that task 1 reads, and only later settings (`later=True` of
+search_spaces) are drawn again. The points to evaluate first lead the first groups. The number of a trial determines its
+group and its position in the group.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import optuna
 
 
 def leader_of(number: int, size: int, first: int) -> int:
-    """Return the leader of the group of trial `number` (from 0), whose first task the trial shares.
+    """Return the number of the leader of a trial's group; trial and leader share their first task.
 
     Args:
-        number: number of a trial, in the order of suggestions.
+        number: number of the trial from 0, in the order of suggestions.
         size: trials per group.
         first: number of points to evaluate first; each leads a group, whose other trials come after all these points.
     """
@@ -56,7 +56,7 @@ class GroupedSampler(optuna.samplers.BaseSampler):
         leader = leader_of(trial.number, self.size, self.first)
         if leader != trial.number and param_name not in self.later:
             shared = study.get_trials(deepcopy=False)[leader].params
-            if param_name in shared:  # else a condition on a later setting excludes it there
+            if param_name in shared:  # otherwise a condition on a later setting excludes it for the leader
                 return shared[param_name]
         return self.inner.sample_independent(study, trial, param_name, param_distribution)
 

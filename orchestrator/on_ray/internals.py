@@ -1,7 +1,7 @@
-"""All uses of Ray's private API, each with its reason. A test asserts that the installed Ray has all of them.
+"""All uses of Ray's private API, each with its reason. A test asserts that the installed Ray has the used functions.
 
-No other file uses one. pyproject.toml limits Ray to the newest minor version that the test has passed with: before
-you raise the limit, run `pytest tests/orchestrator/on_ray/test_internals.py`.
+No other file uses private API of Ray. pyproject.toml limits Ray to the newest minor version with which the test passed.
+Before you raise the limit, run `pytest tests/orchestrator/on_ray/test_internals.py`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ray.train.v2._internal.callbacks import DatasetsCallback
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.tune.utils.object_cache import _ObjectCache
 
-WITHDRAW_SECONDS = 10.0
+WITHDRAW_SECONDS = 10.0  # maximum wait until a withdrawn lease is confirmed
 
 
 def bind_to_loopback(is_local: bool) -> None:
-    """Bind the next Ray instance to loopback, or to every interface, as a node of a cluster must.
+    """Bind the next Ray instance to loopback if `is_local`, otherwise to every interface, as a cluster's node must.
 
-    Without this a sweep on a laptop opens its ports, each of which executes commands, to all its networks. Ray has no
-    option for it: the setting is the default on the systems that the variable names, and
-    `ray_constants` has read that variable before this call.
+    Without this call, a sweep on a laptop would open Ray's ports, which execute commands, to all networks of the
+    laptop. Ray lacks an option for this. It binds to loopback on Windows and macOS unless the environment variable is
+    set, and `ray_constants` has read that variable before this call.
     """
     from ray._private import ray_constants
 
@@ -39,13 +39,14 @@ class _SafePath(list[str]):
     """Fixed list of folders that Ray puts first on the path of every worker."""
 
     def extend(self, folders: Iterable[str]) -> None:
-        """Ignore the folders that `ray.init` adds: the current one and that of the driver's script."""
+        """Ignore the folders that `ray.init` adds: the current folder and the folder of the driver's script."""
 
 
 def job_config(folders: Iterable[str]) -> JobConfig:
-    """Return a job configuration whose workers get these folders on their path, without the driver's current folder.
+    """Return a job configuration that puts these folders on the path of workers, without the driver's current folder.
 
-    A file random.py or methods.py in that folder would shadow the module in every worker. Ray has no option for this.
+    A file random.py or methods.py in the current folder would shadow the module of that name in every worker. Ray lacks
+    an option for this.
     """
     made = JobConfig()
     made._py_driver_sys_path = _SafePath(folders)
@@ -55,7 +56,7 @@ def job_config(folders: Iterable[str]) -> JobConfig:
 def kv_put(key: str, text: str) -> None:
     """Store a string in the cluster, readable by every process while the cluster runs.
 
-    Ray's key-value store outlives the trial driver that writes the text, and needs no extra actor process.
+    Ray's key-value store outlives the trial driver that writes the text, and does not need an extra actor process.
     """
     from ray.experimental import internal_kv
 
@@ -69,12 +70,27 @@ def kv_get(key: str) -> str:
     return (internal_kv._internal_kv_get(key.encode()) or b"").decode()
 
 
+def is_draining() -> bool:
+    """Return whether Ray drains the node of this process, for example because the cloud preempts the machine.
+
+    Ray Train has `get_preemption_info` for its workers; for other processes Ray lacks a public function.
+    """
+    from ray._private import state
+
+    return ray.get_runtime_context().get_node_id() in state.state.get_draining_nodes()
+
+
 def lease(requester: str, bundles: list[dict[str, float]], seconds: float) -> None:
     """Register a request for resources with Ray's coordinator for `seconds`; an empty list of bundles withdraws it.
 
     Ray's autoscaler keeps one request. Its coordinator, a detached actor that Ray Data and Ray Train start, replaces
-    that request every 20 s by the sum of those that are registered, so one made without it is lost. A lease expires by
-    itself if the driver dies.
+    that request every 20 s by the sum of the registered requests, so a request made without the coordinator is lost. A
+    lease expires by itself if the driver dies.
+
+    Args:
+        requester: identifies the driver.
+        bundles: resources of each worker or driver.
+        seconds: time until the lease expires.
     """
     from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import (
         get_or_create_autoscaling_coordinator,
@@ -88,10 +104,10 @@ def lease(requester: str, bundles: list[dict[str, float]], seconds: float) -> No
 
 
 def strip_credentials() -> None:
-    """Stop Tune from passing AWS keys in the runtime environment of trials: Ray logs and displays it.
+    """Stop Tune from passing AWS keys in the runtime environment of trials, which Ray logs and displays.
 
-    Processes of a cluster that was started here inherit the keys; nodes of other clusters have their own keys. Tune has
-    no option for this.
+    Processes of a cluster that was started here inherit the keys; nodes of other clusters have their own keys. Tune
+    lacks an option for this.
     """
     from ray.tune.execution import class_cache
 
@@ -101,12 +117,12 @@ def strip_credentials() -> None:
 
 
 def dedupe_actor_deaths() -> None:
-    """Make Tune count the death of a trial's process as one failure of that trial, whatever the process was doing.
+    """Make Tune count each death of a trial's process as exactly one failure of that trial.
 
     Tune 2.60 fails to do so in two cases, both caused by lack of memory. If a process is reused for another trial
-    (`reuse_actors`) and dies before it starts, Tune counts the death twice, and the second time ends the trial
-    regardless of remaining attempts. If Ray's memory monitor kills a process, Tune does not recognise the error as a
-    death, and ends the search.
+    (`reuse_actors`) and dies before that trial starts, Tune counts the death twice, and the second count ends the
+    trial regardless of remaining attempts. If Ray's memory monitor kills a process, Tune does not recognize the error
+    as a death, and ends the search.
     """
     from ray.air.execution._internal.actor_manager import RayActorManager
     from ray.tune.execution.tune_controller import TuneController
@@ -132,10 +148,11 @@ def dedupe_actor_deaths() -> None:
 
 
 class _KeptProcesses(_ObjectCache):
-    """Tune's list of idle processes, which keeps as many as later trials may need.
+    """Tune's cache of idle processes, which keeps as many processes as later trials may need.
 
     Args:
-        wanted: returns the number of processes that are worth keeping.
+        wanted: returns the number of idle processes to keep.
+        may_keep_one: passed to Tune's cache.
     """
 
     def __init__(self, wanted: Callable[[], int], may_keep_one: bool = True) -> None:
@@ -163,23 +180,23 @@ class _KeptProcesses(_ObjectCache):
 def keep_processes(wanted: Callable[[], int]) -> None:
     """Make the next Tune run keep processes of ended trials (`reuse_actors`) while `wanted()` trials may follow.
 
-    Tune 2.60 keeps a process for every trial that waits for one, and a single process if none waits. Between two rungs
-    no trial waits, because the next segments are known only when the last of a bracket has ended. So all processes but
-    one would end, and their successors would spend many seconds to import torch while their slots are idle.
+    Tune 2.60 keeps a process for every trial that waits for one, and a single process if no trial waits. Between two
+    rungs no trial waits, because the next segments are known only when other trials have reached the rung. So all
+    processes except one would end, and new ones would spend many seconds on the import of torch.
     """
     from ray.tune.execution import tune_controller
 
     tune_controller._ObjectCache = partial(_KeptProcesses, wanted)  # type: ignore[misc,assignment]
 
 
-_errors: dict[str, BaseException] = {}  # trial id -> its last error, in the driver of the trials
+_errors: dict[str, BaseException] = {}  # trial id -> its last error; filled in the process that runs Tune
 
 
 def keep_errors_in_memory() -> None:
     """Stop Tune from reading errors of trials from files.
 
-    Tune stores errors as pickles in the runs folder and loads them at the end of a search: anyone who can write there
-    could run code in the driver. Errors of this process's trials are in memory; no others are needed.
+    Tune stores errors as pickles in the runs folder and loads them at the end of a search, so a user who can write
+    there could run code in the driver. The errors of this driver's trials are kept in memory instead.
     """
     from ray.tune.experiment import Trial
 
@@ -203,12 +220,12 @@ def error_of(trial: Any) -> Any:
 
 
 def trials_of(results: tune.ResultGrid) -> list[Any]:
-    """Return Tune's trials with their status; the public rows do not distinguish stopped from interrupted trials."""
+    """Return Tune's trials with their status; public results do not distinguish stopped from interrupted trials."""
     return list(results._experiment_analysis.trials)
 
 
 class Trainer(DataParallelTrainer):
-    """Ray Train's trainer without the process that distributes Ray datasets: our workers read the data themselves.
+    """Ray Train's trainer without the process that distributes Ray datasets, because our workers read their own data.
 
     Ray would start that process for every trial, even if it is not used.
     """
@@ -218,7 +235,7 @@ class Trainer(DataParallelTrainer):
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """Unwrap an exception: Train stores a worker's error in `_base_exc`, Ray a task's in `cause`."""
+    """Return the original exception: Ray Train wraps a worker's error as `_base_exc`, Ray a task's error as `cause`."""
     for name in ("_base_exc", "cause"):
         inner = getattr(error, name, None)
         if isinstance(inner, BaseException):

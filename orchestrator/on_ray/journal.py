@@ -18,17 +18,17 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class HalvingTrial:
-    """A suggested point and its results."""
+    """Trial of a search: a suggested point and its results."""
 
     number: int  # from 1, in the order of suggestions
     point: Settings
     settings: Settings  # all settings that affect the result, including this point's
     name: str  # id for the searcher
-    scores: dict[int, tuple[float, ...]] = field(default_factory=dict)  # finished tasks -> value of each objective
+    scores: dict[int, tuple[float, ...]] = field(default_factory=dict)  # task or epoch -> value of each objective
     reads: tuple[str, ...] = ()  # names of the settings that were read during the run
     reused: int = 0  # number of tasks that another run trained
     failed: bool = False
-    stopped: int = 0  # the rung at which it was stopped
+    stopped: int = 0  # rung (task or epoch) at which it was stopped; 0 if it was not
 
     @property
     def label(self) -> str:
@@ -40,7 +40,7 @@ class HalvingTrial:
         return not self.failed and not self.stopped
 
     def record(self, task: int, values: tuple[float, ...], result: Mapping[str, Any], is_last: bool) -> None:
-        """Record what the trial reported after a task."""
+        """Record the objectives that the trial reported after a task or epoch; after the last, also its reads."""
         self.scores[task] = values
         self.reused = int(result.get("reused", 0))
         if is_last:
@@ -50,12 +50,12 @@ class HalvingTrial:
 class Journal:
     """Results of a sweep's trials, in a file that survives an interruption.
 
-    The first line (JSON) holds the digest of the code, each further line a report; a trial's last report counts.
-    The cost per trial does not grow with the number of trials.
+    The first line (JSON) holds the digest of the code. Each further line holds the results of one trial; the last line
+    of a trial counts. The cost per trial does not grow with the number of trials.
 
     Args:
-        file: None keeps nothing.
-        sources: digest of the code. Reports of other code are ignored, as are its commits.
+        file: path of the file; if None, results are not stored.
+        sources: digest of the code. Results of other code are ignored, as its commits are.
     """
 
     def __init__(self, file: Path | None, sources: str = "") -> None:
@@ -73,18 +73,27 @@ class Journal:
             log.warning("%s is damaged: trials run again, but adopt their finished tasks", file)
             return
         if kept.get("sources") != self.sources:
+            log.warning(
+                "%s was written by another version of the code, so it is not used. The sweep proposes its trials again "
+                "with the brackets or the lag of its plan, and reuses finished tasks whose keys are equal.",
+                file,
+            )
             return
         for line in lines:
             try:
                 entry = json.loads(line)
                 row, label, about = str(entry["row"]), str(entry["label"]), dict(entry["about"])
-                _results_of(about)
+                _parse_results(about)
+                int(about.get("stopped", 0))
             except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
                 continue  # empty, truncated or damaged: the trial runs again, but adopts its finished tasks
             self.rows.setdefault(row, {})[label] = about
 
-    def read(self, row: str, trial: HalvingTrial) -> None:
-        trial.scores, trial.reads, trial.reused = _results_of(self.rows.get(row, {}).get(trial.label, {}))
+    def read(self, row: str, trial: HalvingTrial, is_final: bool = False) -> None:
+        """Set a trial's results from the journal; with `is_final`, also its stop, which is not decided again."""
+        about = self.rows.get(row, {}).get(trial.label, {})
+        trial.scores, trial.reads, trial.reused = _parse_results(about)
+        trial.stopped = int(about.get("stopped", 0)) if is_final else 0
 
     def write(self, row: str, trial: HalvingTrial) -> None:
         about = {"number": trial.number, "point": trial.point, "stopped": trial.stopped}
@@ -105,8 +114,8 @@ class Journal:
         publish(file, "".join([json.dumps({"sources": self.sources}) + "\n", *lines]).encode())
 
 
-def _results_of(about: Mapping[str, Any]) -> tuple[dict[int, tuple[float, ...]], tuple[str, ...], int]:
-    """Return the scores by finished tasks, the settings that were read and the tasks that another run trained."""
+def _parse_results(about: Mapping[str, Any]) -> tuple[dict[int, tuple[float, ...]], tuple[str, ...], int]:
+    """Return the scores, the names of the settings that were read, and the number of tasks that another run trained."""
     scores = {int(task): tuple(map(float, values)) for task, values in about.get("scores", {}).items()}
     return scores, tuple(map(str, about.get("reads", ()))), int(about.get("reused", 0))
 

@@ -14,18 +14,18 @@ from ray.exceptions import RayError
 from ctvr.orchestrator.errors import StoreError
 
 BLOCK = 8  # items per block: small enough for an even distribution, large enough to outweigh the start-up cost
-LARGE, MANY = 32, 8192  # block size if there are many items: enough for one pack of the store
+LARGE, MANY = 32, 8192  # block size from MANY items on, which fills one pack of the store
 Columns = dict[str, np.ndarray]
 
 
 def map_blocks(count: int, work: Any, **options: Any) -> Iterator[Columns]:
-    """Run `work` on blocks of the numbers 0 to count - 1 on all nodes; yield the results as they finish.
+    """Run `work` on blocks of the indices 0 to count - 1 on all nodes; yield the results of blocks as they finish.
 
     Args:
         count: number of items.
         work: function of Ray Data's `map_batches`: takes a block {"index": ...} and returns columns of equal length,
             among them "failure": the store's error on that node, or "".
-        options: of `map_batches`.
+        options: further options of `map_batches`.
 
     Raises:
         StoreError: for the first failure, and if Ray itself fails.
@@ -52,6 +52,6 @@ def num_blocks(count: int) -> int:
 
 
 def last_line(error: Exception) -> str:
-    """Return the last line of one of Ray's long messages: the error itself."""
+    """Return the last line of one of Ray's long messages, which names the error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[-1][:300]

@@ -1,4 +1,4 @@
-"""Memory estimates: of a trial's worker, of the number of trials that fit the nodes, and of free memory.
+"""Estimates of a worker's memory, of the number of trials that fit the memory of nodes, and of free memory.
 
 The estimate is deliberately rough: it keeps a machine with many CPUs and little memory from starting too many trials,
 and never causes a refusal. Loads neither Ray nor torch, because `ctvr doctor` uses it, too.
@@ -25,11 +25,11 @@ from ctvr.methods.backbone.architectures import SHIPPED, UMT, image_size
 # tiny-clip was 1.27 to 1.93 GB
 PROCESS = 1_900_000_000
 COPIES = 4  # copies of each parameter: weight, gradient and AdamW's two moments
-# Bytes for the backward pass per token, block and channel, float32: clip4clip with ViT-B/32 on a CPU took 2.62 GiB for
-# a pair of 4 frames and 3.42 GiB for 8 pairs, that is 53 bytes each
+# Bytes for the backward pass per token, block and channel, float32. clip4clip with ViT-B/32 on a CPU took 2.62 GiB for
+# a pair of 4 frames and 3.42 GiB for 8 pairs, which is 53 bytes per token, block and channel
 PER_UNIT = 55
 # Prefix of a timm name -> blocks, channels, and the ratio of the MLP's channels to these, as timm builds it. SwiGLU's
-# three layers count as two (EVA02). Convolutions (FastViT, ConvNeXt, ViTamin) are not here
+# three layers count as two (EVA02). Convolutional towers (FastViT, ConvNeXt, ViTamin) are omitted
 TIMM = {
     "vit_base_": (12, 768, 4.0),
     "vit_large_": (24, 1024, 4.0),
@@ -51,7 +51,7 @@ def worker_bytes(backbone: str, frames: int, pairs: int, on_gpu: bool = False) -
     """Estimate the resident memory (bytes) of a worker that trains every parameter of a backbone.
 
     Args:
-        backbone: name; for unknown and convolutional backbones, only the process counts.
+        backbone: name; for unknown and convolutional backbones, only `PROCESS` is counted.
         frames: number of frames per video.
         pairs: number of pairs in a worker's batch.
         on_gpu: whether gradients, optimizer moments and activations are on a GPU.
@@ -66,16 +66,16 @@ def worker_bytes(backbone: str, frames: int, pairs: int, on_gpu: bool = False) -
 
 @dataclass(frozen=True)
 class Size:
-    """Size of a backbone: parameters without biases and norms; tokens x blocks x channels of an image and a caption."""
+    """Size of a backbone of two transformers."""
 
-    parameters: int
-    image_units: int
-    text_units: int
+    parameters: int  # number of parameters without biases and norms
+    image_units: int  # tokens x blocks x channels of one image
+    text_units: int  # tokens x blocks x channels of one caption
 
 
 def model_size(name: str) -> Size | None:
-    """Return the size of a backbone of two transformers, open_clip's or timm's; None for anything else."""
-    described, side = _described(name), image_size(name)
+    """Return the size of a backbone whose towers are transformers of open_clip or timm; None for other backbones."""
+    described, side = _read_description(name), image_size(name)
     if described is None or side is None:
         return None
     text, joint = described.get("text_cfg", {}), described["embed_dim"]
@@ -96,7 +96,11 @@ def _block_weights(tower: Mapping[str, Any]) -> float:
 
 
 def _timm_tower(vision: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the description of a transformer that open_clip takes from timm, in open_clip's format; else None."""
+    """Describe a timm transformer in open_clip's format; return None if the tower is not one of `TIMM`.
+
+    Args:
+        vision: `vision_cfg` of open_clip's description of a backbone.
+    """
     name = str(vision.get("timm_model_name", ""))
     found = next((TIMM[start] for start in TIMM if name.startswith(start)), None)
     if found is None:
@@ -107,7 +111,7 @@ def _timm_tower(vision: Mapping[str, Any]) -> dict[str, Any] | None:
     return tower | ({"pool_weights": _block_weights(tower)} if vision.get("timm_pool") == "map" else {})
 
 
-def _described(name: str) -> dict[str, Any] | None:
+def _read_description(name: str) -> dict[str, Any] | None:
     """Return open_clip's description of a backbone, without loading open_clip."""
     if name in SHIPPED:
         return dict(json.loads((SHIPPED[name] / "config.json").read_text(encoding="utf-8"))["model"])
@@ -119,11 +123,11 @@ def _described(name: str) -> dict[str, Any] | None:
 
 
 def trials_in_memory(worker: int, workers: int, nodes: Sequence[Mapping[str, float]]) -> int | None:
-    """Return how many trials fit the memory of nodes, at least one; None where either is unknown.
+    """Return how many trials fit the memory of nodes, at least one; None if the bytes of a worker or node are unknown.
 
     Args:
         worker: bytes of one worker; 0 if unknown.
-        workers: per trial.
+        workers: number of workers per trial.
         nodes: Ray's resources of each node.
     """
     rooms = [node.get("memory") for node in nodes]
@@ -133,20 +137,20 @@ def trials_in_memory(worker: int, workers: int, nodes: Sequence[Mapping[str, flo
 
 
 def record_free_memory(free: int | None) -> None:
-    """Record the free memory before this process started Ray, since trials use it later; None for other clusters."""
+    """Record the bytes that were free before this process started Ray; None for a cluster that it joins."""
     global _free_at_start
     _free_at_start = free
 
 
 def memory_of(nodes: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
-    """Return the memory that trials may use on each node; for a cluster started here, the memory that was free."""
+    """Return the bytes that trials may use on each node; for a cluster started here, those that were free before."""
     if _free_at_start is not None and len(nodes) == 1:
         return [{"memory": float(_free_at_start)}]
     return [{"memory": node.get("memory", 0.0)} for node in nodes]
 
 
 def await_memory(needed: int, seconds: float) -> None:
-    """Wait at most `seconds` until a process of `needed` bytes fits without being killed by Ray's memory monitor."""
+    """Wait at most `seconds` until Ray's memory monitor would not kill a new process of `needed` bytes."""
     share = 1.0 - float(os.environ.get("RAY_memory_usage_threshold", "0.95"))  # noqa: SIM112
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
@@ -156,12 +160,12 @@ def await_memory(needed: int, seconds: float) -> None:
 
 
 def free_memory() -> int | None:
-    """Return the bytes that the machine, and the container if any, still have free; None if unknown."""
+    """Return the free bytes of the machine, or of the container if these are fewer; None if unknown."""
     return min((limit - used for limit, used in _memories()), default=None)
 
 
 def _memories() -> list[tuple[int, int]]:
-    """Return (limit, used) in bytes: of the machine, and of the container if it has a limit."""
+    """Return the pairs (limit, used), in bytes, of the machine and of the container if it has a limit."""
     machine = psutil.virtual_memory()
     found = [(machine.total, machine.total - machine.available)]
     with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit ("max")

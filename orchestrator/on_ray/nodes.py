@@ -12,7 +12,7 @@ import ray
 from ctvr.orchestrator.digests import source_digest
 from ctvr.orchestrator.errors import ConfigError
 
-ASK_SECONDS = 10.0  # clouds refuse machines that they lack: the autoscaler retries while the request exists
+ASK_SECONDS = 10.0  # if the cloud lacks machines, the autoscaler retries only while the request exists
 
 
 def alive_nodes() -> list[dict[str, Any]]:
@@ -54,7 +54,7 @@ def await_nodes(count: int, seconds: float = 1800, ask: Callable[[], object] | N
 
 
 def is_started_here() -> bool:
-    """Return whether a sweep started the cluster on this machine: it has one node, and ends with the sweep."""
+    """Return whether a command on this machine started the cluster, which has one node and ends with the command."""
     return ray.get_runtime_context().gcs_address.startswith("127.0.0.1:")
 
 
@@ -98,7 +98,10 @@ def _ask_for_sources(node: Mapping[str, Any]) -> Any:
 
 
 def _sources_in(answer: Any) -> str:
-    """Return a node's source digest, or the reason why it is unknown; for a node that has left, our own digest."""
+    """Return a node's source digest, or the reason why it is unknown.
+
+    For a node that has left the cluster, return the digest of this process, so that the node is ignored.
+    """
     try:
         return str(ray.get(answer, timeout=60))
     except ray.exceptions.GetTimeoutError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,26 +10,45 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.study import StudyDirection
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 from ray.tune.search.optuna import OptunaSearch
 
 from ctvr.orchestrator.on_ray.grouped_sampler import GroupedSampler
-from ctvr.orchestrator.on_ray.plan import SearchConfig, count_startup_trials
+from ctvr.orchestrator.on_ray.plan import SearchConfig
+from ctvr.orchestrator.on_ray.search_budget import MODELLED, count_startup_trials
 from ctvr.orchestrator.on_ray.search_space import SearchSpace, is_grouped, within
 
 
-class OptunaSearcher:
-    """Draws points, and passes results of complete trials to Optuna; a stopped trial counts as pruned.
+class RunningTrials(optuna.storages.InMemoryStorage):
+    """Storage that presents running trials with results as pruned, because Optuna's samplers ignore running trials."""
 
-    Gains after different numbers of tasks are not comparable: reported as a final result, that of a stopped trial would
-        look best.
+    def __init__(self) -> None:
+        super().__init__()
+        self.reported: set[int] = set()  # numbers of trials with results
+
+    def get_all_trials(self, study_id: int, deepcopy: bool = True, states: Any = None) -> list[FrozenTrial]:
+        trials = list(map(self._present, super().get_all_trials(study_id, deepcopy)))
+        return [trial for trial in trials if states is None or trial.state in states]
+
+    def _present(self, trial: FrozenTrial) -> FrozenTrial:
+        if trial.state == TrialState.RUNNING and trial.number in self.reported:
+            trial = copy.copy(trial)
+            trial.state = TrialState.PRUNED
+        return trial
+
+
+class OptunaSearcher:
+    """Draws points, and passes results to Optuna; stopped trials and running trials with results count as pruned.
+
+    Gains after different numbers of tasks are not comparable. If the last gain of a stopped trial were reported as its
+    final result, the trial would look best.
 
     Args:
         search: settings of the search.
-        space: the search space. A setting with a condition is drawn after the setting that it depends on, where the
-            condition holds.
+        space: the search space. A setting with a condition is drawn after the setting on which it depends, and only if
+            the condition holds.
         first: points to evaluate first.
-        num_tasks: number of tasks of the stream, or epochs where trials are compared after epochs.
+        num_tasks: number of tasks of the stream, or of epochs if trials are compared after epochs.
     """
 
     def __init__(
@@ -39,7 +59,9 @@ class OptunaSearcher:
         domains = OptunaSearch.convert_search_space(dict(space.space))
         self.domains: dict[str, BaseDistribution] = {name: domains[name] for name in space.parents_first()}
         directions = [StudyDirection.MINIMIZE if mode == "min" else StudyDirection.MAXIMIZE for mode in search.modes]
-        self.study = optuna.create_study(directions=directions, sampler=_sampler(search, space, len(first)))
+        self.running = RunningTrials()
+        sampler = _make_sampler(search, space, len(first))
+        self.study = optuna.create_study(storage=self.running, directions=directions, sampler=sampler)
         for point in first:
             self.study.enqueue_trial(dict(point))
         self.trials: dict[str, optuna.Trial] = {}
@@ -52,6 +74,7 @@ class OptunaSearcher:
         return within(trial.params, self.space.at_most)
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        self.running.reported.add(self.trials[trial_id].number)
         if len(self.search.metrics) == 1:  # Optuna does not support intermediate values of several objectives
             self.trials[trial_id].report(result[self.search.metric], result["task"])
 
@@ -62,15 +85,15 @@ class OptunaSearcher:
         elif result["task"] < self.num_tasks:
             self.study.tell(trial, state=TrialState.PRUNED)
         else:
-            with warnings.catch_warnings():  # a trial without a number has failed
+            with warnings.catch_warnings():  # a trial with a NaN result counts as failed, with a warning
                 warnings.simplefilter("ignore", UserWarning)
                 self.study.tell(trial, [result[metric] for metric in self.search.metrics])
 
 
-def _sampler(search: SearchConfig, space: SearchSpace, first: int) -> optuna.samplers.BaseSampler:
-    """Make the sampler of a search; `first` is the number of points to evaluate first."""
+def _make_sampler(search: SearchConfig, space: SearchSpace, first: int) -> optuna.samplers.BaseSampler:
+    """Create the sampler of a search; `first` is the number of points to evaluate first."""
     sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed=search.seed)
-    if search.searcher in ("tpe", "grouped_tpe"):
+    if search.searcher in MODELLED:
         with warnings.catch_warnings():  # constant_liar is experimental; it spreads concurrent trials
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             startup = count_startup_trials(search)
@@ -81,7 +104,7 @@ def _sampler(search: SearchConfig, space: SearchSpace, first: int) -> optuna.sam
 
 
 def _draw(trial: optuna.Trial, name: str, domain: Any) -> None:
-    """Draw a setting's value from one of Optuna's distributions."""
+    """Draw a setting's value from a distribution of Optuna; Optuna stores it in the trial."""
     if isinstance(domain, CategoricalDistribution):
         trial.suggest_categorical(name, domain.choices)
     elif isinstance(domain, IntDistribution):

@@ -1,11 +1,12 @@
 """Order of trials by several objectives.
 
-A point dominates another if it is nowhere worse and somewhere better. The points that none dominates are the Pareto
-front; without them the next front follows, and so on (non-dominated sorting). Within a front, points in empty regions
-come first (crowding distance). Source: Deb et al., "A fast and elitist multiobjective genetic algorithm: NSGA-II",
-IEEE Transactions on Evolutionary Computation 6(2), 2002, section III. With one objective this is the order of values.
+A point dominates another if it is not worse in any objective and better in at least one. The points that no other point
+dominates form the Pareto front. If these are removed, the remaining points form the next front in the same way, and so
+on (non-dominated sorting). Within a front, points in sparse regions come first (crowding distance). Source: Deb et al.,
+"A fast and elitist multiobjective genetic algorithm: NSGA-II", IEEE Transactions on Evolutionary Computation 6(2),
+2002, section III. With one objective, trials are ordered by its value.
 
-A point is a tuple of losses, smaller is better.
+A point is a tuple of losses; smaller is better.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Losses = tuple[float, ...]
 
 
 def losses_of(values: Sequence[float], modes: Sequence[str]) -> Losses:
-    """Return values as losses; a point with a value that is not a number is the worst.
+    """Return the values of a trial as losses, all infinite if a value is NaN.
 
     Args:
         values: values of each objective.
@@ -34,7 +35,7 @@ def dominates(one: Losses, other: Losses) -> bool:
 
 
 def fronts(points: Sequence[Losses]) -> list[int]:
-    """Return the number of each point's front, 0 for the Pareto front."""
+    """Return for each point the index of its front; the Pareto front has index 0."""
     found: dict[int, int] = {}
     front = 0
     while len(found) < len(points):
@@ -46,7 +47,7 @@ def fronts(points: Sequence[Losses]) -> list[int]:
 
 
 def best_first(points: Sequence[Losses]) -> list[int]:
-    """Return the indices of points from the best to the worst; equal ones keep their order."""
+    """Return the indices of points from the best to the worst; equal points keep their order."""
     front = fronts(points)
     spread = [0.0] * len(points)
     for number in set(front):

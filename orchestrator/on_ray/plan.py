@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -28,8 +28,16 @@ if TYPE_CHECKING:
 
 __all__ = ["ACCURACY", "GAIN", "MEAN", "SEARCHED"]  # for type checkers only
 
+TIMING = "ctvr.timing"  # tag of a trial's run: the scheduler, if it depends on timing
 NUMBER = "ctvr.number"  # tag of a trial's run; among equally good trials the lowest number wins
 SEARCHERS = ("tpe", "random", "grid", "grouped_tpe")
+SCHEDULERS = ("halving", "none")  # their decisions depend on results only
+TUNE_SCHEDULERS = {  # classes of ray.tune.schedulers
+    "asha": "ASHAScheduler",
+    "hyperband": "HyperBandScheduler",
+    "median_stopping": "MedianStoppingRule",
+    "bohb": "HyperBandForBOHB",
+}
 GROUPED_FROM = 16  # trials from which a search is grouped by default: two brackets
 
 
@@ -43,65 +51,89 @@ class SearchConfig:
         doc="tpe (Optuna), grouped_tpe (groups that share their first task), random, grid, the name of an installed "
         "package's searcher, or auto, which chooses by the budget",
     )
-    scheduler: str = setting("halving", doc="halving, or none: every trial runs to its end")
-    bracket_size: int = setting(8, doc="trials that are suggested together and compared with each other")
+    scheduler: str = setting(
+        "halving",
+        doc="halving; none: every trial runs to its end; or a scheduler that depends on timing: asha, hyperband, "
+        "median_stopping or bohb of Ray Tune, or the name of an installed package's scheduler",
+    )
+    bracket_size: int = setting(
+        8, doc="number of trials that are compared at a rung: a bracket; with `lag`, a trial and the ones before it"
+    )
     brackets_at_once: int = setting(
         0,
-        doc="brackets that run at the same time; each is proposed from those that ended before. 0: as many as "
-        "fit on the cluster when a sweep starts; its plan records the number",
+        doc="number of brackets that run at the same time; each is proposed from results of those that ended before. "
+        "0: chosen when a sweep starts (enough to fill the cluster, or a `lag` instead) and recorded in its plan",
+    )
+    lag: int = setting(
+        0,
+        doc="> 0: trials run without brackets; trial k is compared with the trials before it, and proposed from the "
+        "results of trials up to k - lag. A larger lag is faster, but more trials are random. 0: chosen when a sweep "
+        "starts, unless brackets_at_once is given, and recorded in its plan",
     )
     group_size: int = setting(4, doc="trials that share the settings of the first task, with grouped_tpe")
-    min_survivors: int = setting(2, doc="smallest number of trials of a bracket after a rung, with halving")
-    grace_tasks: int = setting(1, doc="first tasks that every trial finishes; on a stream of one task, epochs")
+    min_survivors: int = setting(
+        2, doc="minimum number of trials that continue after a rung, of a bracket or, with `lag`, of the first trials"
+    )
+    grace_tasks: int = setting(
+        1, doc="number of first tasks that every trial finishes; on a stream of one task, number of epochs"
+    )
     reduction_factor: int = setting(2, doc="divisor of the number of trials at each rung")
     confirm: int = setting(
         2,
-        doc="best trials that are run again on validation videos, next to the recommended settings; 0: none. With "
-        "several objectives, trials of the Pareto front (8 unless given)",
+        doc="number of best trials that are run again on validation videos, in addition to the recommended settings; "
+        "0: none. With several objectives, number of trials of the Pareto front (8 unless given)",
     )
-    confirm_seeds: int = setting(3, doc="seeds of each confirmed trial")
+    confirm_seeds: int = setting(3, doc="number of seeds of each confirmed trial")
     seed: int = setting(0, doc="seed of the searcher")
     metric: str = setting(
         GAIN,
         doc="metric that ranks trials; a method's search space may name another. Several, comma-separated, are the "
         "objectives of a search for a Pareto front",
     )
-    mode: str = setting("max", doc="better direction of the metric, max or min; of several, comma-separated")
+    mode: str = setting("max", doc="better direction of the metric, max or min; comma-separated for several metrics")
 
     def __post_init__(self) -> None:
-        if self.searcher == "auto":  # its meaning is recorded and shown
-            object.__setattr__(self, "searcher", "grouped_tpe" if self.trials >= GROUPED_FROM else "tpe")
-        if self.scheduler == "asha":
-            raise SettingError(
-                "<scheduler>: asha was removed",
-                "Write halving or none. A sweep that was started with asha cannot be resumed; a new one "
-                "reuses its finished tasks.",
-            )
-        searchers: Iterable[str] = SEARCHERS
-        if self.searcher not in SEARCHERS:
-            searchers = (*SEARCHERS, *plugin_searchers())
-        for name, known in (
-            ("searcher", searchers),
-            ("scheduler", ("halving", "none")),
+        if self.searcher == "auto":  # replaced here, so that records show the chosen searcher
+            is_grouped = self.trials >= GROUPED_FROM and not self.depends_on_timing
+            object.__setattr__(self, "searcher", "grouped_tpe" if is_grouped else "tpe")
+        for name, ours, others in (
+            ("searcher", SEARCHERS, plugin_searchers),
+            ("scheduler", SCHEDULERS, timing_schedulers),
         ):
+            known = ours if getattr(self, name) in ours else (*ours, *others())
             if getattr(self, name) not in known:
                 hint = suggest(getattr(self, name), known).strip()
                 raise SettingError(f"<{name}>: {getattr(self, name)!r} is none of {', '.join(known)}", hint)
         self._check_objectives()
         if self.searcher == "grouped_tpe" and self.group_size < 2:
             raise SettingError(
-                f"<searcher>=grouped_tpe needs groups of at least 2, got group {self.group_size}",
+                f"<searcher>=grouped_tpe needs groups of at least 2 trials, got <group_size>={self.group_size}",
                 write="<searcher>=tpe",
             )
+        if self.depends_on_timing and self.searcher == "grouped_tpe":
+            raise SettingError(
+                f"<scheduler>={self.scheduler} cannot stop the trials of <searcher>=grouped_tpe", write="<searcher>=tpe"
+            )
+        if self.depends_on_timing and len(self.metrics) > 1:
+            raise SettingError(
+                f"<scheduler>={self.scheduler} compares trials by one <metric>, got {self.metric}",
+                write="<scheduler>=halving",
+            )
+        if self.lag and self.brackets_at_once:
+            raise SettingError(
+                f"<lag>={self.lag} and <brackets_at_once>={self.brackets_at_once} exclude each other",
+                "Use one of them.",
+            )
         for name, least, remedy in (
-            ("trials", 1, "Write --trials 8, or train without a search: ctvr run METHOD STREAM"),
-            ("brackets_at_once", 0, "Write 0 to fill the cluster"),
-            ("grace_tasks", 1, "Write search.grace_tasks=1"),
-            ("bracket_size", 1, "Write search.bracket_size=8"),
-            ("min_survivors", 1, "Write search.min_survivors=2"),
-            ("reduction_factor", 2, "Write search.reduction_factor=2"),
-            ("confirm", 0, "Write --confirm 0 to confirm nothing"),
-            ("confirm_seeds", 2, "Write search.confirm_seeds=3"),
+            ("trials", 1, "Use --trials 8, or train without a search: ctvr run METHOD STREAM"),
+            ("brackets_at_once", 0, "Use 0 to fill the cluster"),
+            ("lag", 0, "Use 0 to fit it to the cluster"),
+            ("grace_tasks", 1, "Use search.grace_tasks=1"),
+            ("bracket_size", 1, "Use search.bracket_size=8"),
+            ("min_survivors", 1, "Use search.min_survivors=2"),
+            ("reduction_factor", 2, "Use search.reduction_factor=2"),
+            ("confirm", 0, "Use --confirm 0 to skip the confirmation"),
+            ("confirm_seeds", 2, "Use search.confirm_seeds=3"),
         ):
             if getattr(self, name) < least:
                 raise SettingError(f"<{name}> must be >= {least}, got {getattr(self, name)}", f"{remedy}.")
@@ -112,15 +144,15 @@ class SearchConfig:
                 raise ValueError(f"mode: {mode!r} is none of max, min.{suggest(mode, ('max', 'min'))}")
         if len(self.modes) != len(self.metrics):
             raise ValueError(
-                f"mode: {len(self.metrics)} metrics need one direction each, got {self.mode}. Write for example "
+                f"mode: {len(self.metrics)} metrics need one direction each, got {self.mode}. Use for example "
                 "search.mode=max,min."
             )
         if len(set(self.metrics)) < len(self.metrics):
-            raise ValueError(f"metric: {self.metric} names a metric twice. Name each once.")
+            raise ValueError(f"metric: {self.metric} names a metric twice. Use each once.")
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Return the objectives, one or several."""
+        """Return the metrics that are the objectives, one or several."""
         return names_of(self.metric)
 
     @property
@@ -128,74 +160,41 @@ class SearchConfig:
         """Return the better direction of each objective."""
         return names_of(self.mode)
 
+    @property
+    def depends_on_timing(self) -> bool:
+        """Return whether trials are stopped by a scheduler whose decisions depend on the order of reports."""
+        return self.scheduler not in SCHEDULERS
+
     def kept(self, number: int) -> int:
         """Return how many of `number` trials continue after a rung."""
         return max(math.ceil(number / self.reduction_factor), min(number, self.min_survivors))
 
 
 def names_of(text: str) -> tuple[str, ...]:
-    """Split comma-separated names, such as those of objectives."""
+    """Split comma-separated names, such as the names of objectives."""
     return tuple(name.strip() for name in text.split(","))
 
 
 def plugin_searchers() -> dict[str, EntryPoint]:
-    """Return the searchers of other packages: entry points `ctvr.searchers`. Our own names cannot be replaced."""
+    """Return the searchers of other packages: entry points `ctvr.searchers`, except names of built-in searchers."""
     return {point.name: point for point in entry_points(group="ctvr.searchers") if point.name not in SEARCHERS}
 
 
-def rungs(grace: int, reduction: int, length: int) -> list[int]:
-    """Return the tasks (or epochs) after which trials are compared: `grace * reduction**i`, below `length`."""
-    found = []
-    while grace < length:
-        found.append(grace)
-        grace *= reduction
-    return found
-
-
-def brackets_for(search: SearchConfig, trials: int, length: int, places: float) -> int:
-    """Return the number of concurrent brackets that keep a cluster busy.
-
-    Each rung leaves fewer trials. In the mean over its time (work / `length`), a bracket of 8 trials of 10 tasks
-    occupies 2.8 slots. A fifth more brackets make up for the time in which they wait for each other
-    (`python -m tools.search_simulation`).
-
-    Args:
-        search: settings of the search.
-        trials: number of trials of the search.
-        length: tasks of the stream, or epochs where trials are compared after epochs.
-        places: number of trials that the cluster can run at once.
-    """
-    left = min(search.bracket_size, trials)
-    before, work = 0, 0
-    for rung in rungs(search.grace_tasks, search.reduction_factor, length) if search.scheduler == "halving" else []:
-        work, before = work + left * (rung - before), rung
-        left = search.kept(left)
-    work += left * (length - before)
-    brackets = math.ceil(1.2 * places * length / work)
-    return max(1, min(brackets, math.ceil(trials / search.bracket_size)))
-
-
-def count_startup_trials(search: SearchConfig) -> int:
-    """Return the number of trials, ended or running, from which TPE models results; before, it draws at random."""
-    return max(3, search.trials // 3)
-
-
-def count_random_trials(search: SearchConfig, trials: int) -> int:
-    """Return how many of the `trials` trials of a TPE search are proposed without any result.
-
-    The first `brackets_at_once` brackets are proposed before one has ended.
-    """
-    return min(trials, max(count_startup_trials(search), max(1, search.brackets_at_once) * search.bracket_size))
+def timing_schedulers() -> dict[str, EntryPoint]:
+    """Return the schedulers that depend on timing: classes of Ray Tune, and entry points `ctvr.schedulers`."""
+    group = "ctvr.schedulers"
+    tune = [EntryPoint(name, f"ray.tune.schedulers:{cls}", group) for name, cls in TUNE_SCHEDULERS.items()]
+    return {point.name: point for point in (*entry_points(group=group), *tune) if point.name not in SCHEDULERS}
 
 
 @dataclass(frozen=True)
 class TrialPlan:
-    """Everything that a trial needs besides its own settings. Plain data, which Ray pickles."""
+    """Everything that a trial needs in addition to its own settings. Plain data, which Ray pickles."""
 
-    sweep: str
-    root: str  # the runs folder, the same on every node
-    store: str
-    tracking_uri: str
+    sweep: str  # name of the sweep
+    root: str  # the runs folder; every node uses this path
+    store: str  # URI of the store
+    tracking_uri: str  # of MLflow
     parent: str | None  # MLflow run id of the sweep
     storage: str  # folder or URI of Ray's state of the trials
     settings: Settings = field(default_factory=dict)  # settings of all trials, as the user gave them
@@ -209,14 +208,14 @@ class TrialPlan:
     epochs: int = 0  # epochs of a trial if a search compares trials after epochs; 0: after tasks
     max_failures: int = 3  # allowed failures since the last finished task, without lost nodes
     max_nodes: int | None = None  # maximum number of all nodes of the cluster
-    patience: float = 24.0  # maximum hours that workers wait for work of a single worker
-    keep_model: bool = False
+    patience: float = 24.0  # maximum hours that workers wait for one worker, or that a trial makes no progress
+    keep_model: bool = False  # whether the trained model is logged to MLflow
     reuse: bool = True  # adopt tasks that another trial has finished where the results cannot differ
     tags: dict[str, str] = field(default_factory=dict)
-    session: str = ""  # id of the process that drives the trials; a resumed sweep has another
+    session: str = ""  # id of the process that drives the trials; a resumed sweep has a new id
     host: str = ""  # host of that process
     sources: str = ""  # `digests.source_digest` on that host
-    trusted: tuple[str, ...] = ()  # classes and addresses that the user of this process trusts; never of a plan.json
+    trusted: tuple[str, ...] = ()  # classes and addresses that the driver's user trusts; not read from a plan.json
 
     def places(self) -> RunPaths:
         from ctvr.orchestrator.store.paths import RunPaths
@@ -226,14 +225,14 @@ class TrialPlan:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run of a list. `label` is equal in every execution, so that complete runs are recognised."""
+    """One run of a list. `label` is equal in every execution, so that complete runs are recognized."""
 
     label: str
     settings: Settings
-    presets: tuple[str, ...] | None = None  # None: those of the plan
-    tags: dict[str, str] = field(default_factory=dict)  # tags of its MLflow run, in addition to the plan's
-    stop_after_task: int | None = None  # number of tasks after which it ends, to be continued later; None: no limit
-    stop_after_epoch: int | None = None  # the same for epochs, on a stream of one task
+    presets: tuple[str, ...] | None = None  # None: the plan's presets
+    tags: dict[str, str] = field(default_factory=dict)  # tags of its MLflow run, in addition to the plan's tags
+    stop_after_task: int | None = None  # number of tasks after which it ends; a later run may continue it
+    stop_after_epoch: int | None = None  # number of epochs after which it ends, on a stream of one task
 
 
 @dataclass(frozen=True)
@@ -247,7 +246,7 @@ class SearchOutcome:
     unfinished: int  # interrupted, or not started
     seconds: float
     tasks: int = 0  # tasks finished by all trials together
-    reused: int = 0  # number of these that another trial trained
+    reused: int = 0  # number of these tasks that another trial trained
 
     @property
     def executions(self) -> str:
@@ -264,7 +263,7 @@ class SearchOutcome:
 class Capacity:
     """Resources of a cluster, and how many trials of a plan fit at once.
 
-    `by_processors`: number of trials without the memory limit; 0 where the user gave a limit.
+    `by_processors`: number of trials that fit the CPUs and GPUs; 0 if the user gave a limit of trials.
     """
 
     cpus: float
@@ -272,7 +271,7 @@ class Capacity:
     concurrent: int
     by_processors: int = 0
     memory_per_worker: int = 0  # bytes; 0: unknown
-    models: tuple[str, ...] = ()  # models of the cluster's GPUs by Ray's names, the commonest first
+    models: tuple[str, ...] = ()  # GPU models of the cluster by Ray's names, the most frequent first
 
     @property
     def memory_binds(self) -> bool:
@@ -280,7 +279,7 @@ class Capacity:
 
 
 def join_uri(storage: str, name: str) -> str:
-    """Return a folder of Ray's storage: a path, or a URI whose query (`?endpoint_override=...`) stays at its end."""
+    """Return folder `name` of Ray's storage, a path or URI. A URI keeps its query (`?endpoint_override=...`)."""
     if "://" not in storage:
         return str(Path(storage) / name)
     parts = urlsplit(storage)
@@ -288,7 +287,7 @@ def join_uri(storage: str, name: str) -> str:
 
 
 def run_name(plan: TrialPlan, config: Mapping[str, Any]) -> str:
-    """Return the name of a trial's Train run and MLflow run; `config` is Tune's."""
+    """Return the name of a trial's Ray Train run and MLflow run; `config` is the trial's configuration in Tune."""
     return f"{plan.sweep}-{config['run']['label']}"
 
 
@@ -297,23 +296,30 @@ def still_note(name: str) -> str:
     return f"ctvr-still-{name}"
 
 
+def progress_note(session: str, name: str) -> str:
+    """Return the key-value key for the progress of a run in one driver (learning/training/pulse.py)."""
+    return f"ctvr-progress-{session}-{name}"
+
+
 def label_of(settings: Mapping[str, Any], name: str = "") -> str:
-    """Return a deterministic name for a listed run; `name` replaces the name of its method."""
+    """Return a deterministic name for a run with the given settings; `name` replaces the name of its method."""
     return f"{name or settings.get('method')}-seed{settings.get('seed', 0)}-{digest_of(dict(settings))[:6]}"
 
 
 def write_plan(plan: TrialPlan, folder: Path, **more: Any) -> None:
-    """Write the plan that a resumed sweep needs, with the process that wrote it; secrets are redacted."""
+    """Write plan.json, which a resumed sweep reads, with further JSON parts `more`; secrets are redacted."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = {"plan": asdict(plan), "writer": writer_of(folder), **more}
     publish(folder / "plan.json", json.dumps(redact_data(kept), indent=1).encode())
 
 
-_PARTS = ("request", "where", "writer")  # JSON objects in plan.json, besides the trials' plan
+_PARTS = ("request", "where", "writer")  # JSON objects in plan.json, in addition to the trials' plan
 
 
 def read_plan(folder: Path, name: str) -> tuple[TrialPlan, dict[str, Any]]:
-    """Read the plan that `write_plan` wrote. The places in one from elsewhere do not count (`require_given`).
+    """Return the plan and the other parts of the plan.json of sweep `name`.
+
+    If another host, user or folder wrote it, its addresses and folders are removed (`own_places`).
 
     Raises:
         ConfigError: for an unknown name, or a plan with a wrong value or of another version.

@@ -1,4 +1,4 @@
-"""Places (hosts, folders) in a plan.json: they count only for the host, the user and the folder that wrote them."""
+"""Addresses and folders in a plan.json, which are used only if this host and user wrote them in this folder."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ OPTIONS = {"address": "--address", "store": "--store", "storage": "--storage", "
 
 
 def writer_of(folder: Path) -> dict[str, Any]:
-    """Return the host, the user and the folder of a sweep that this process would write."""
+    """Return the host, the user and the folder that a plan.json written now would record."""
     return {"host": platform.node(), "user": os.getuid(), "folder": str(folder.resolve())}
 
 
 def own_places(plan: Mapping[str, Any], kept: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Take the places out of a plan.json that another host, user or folder wrote.
+    """Remove addresses and folders from a plan.json that another host, user or folder wrote.
 
-    Places below the runs folder move to the present one, so a copied folder is resumed in its own.
+    Folders below the recorded runs folder are replaced by those below the present one, so that a copied sweep is
+    resumed in the copy.
 
     Args:
         plan: the fields of `TrialPlan`, unchecked.
         kept: the other parts of the file, with the address of the cluster in "where".
-        folder: of the sweep.
+        folder: folder of the sweep.
 
     Returns:
-        Both, and in the second "foreign": option -> the value that was taken out and must be given again.
+        Changed copies of `plan` and `kept`. If values were removed, "foreign" in the second maps each option to the
+        removed value, which the user must give again.
     """
     plan, kept, runs = dict(plan), dict(kept), folder.resolve().parent.parent
     is_own, root = kept.pop("writer", None) == writer_of(folder), str(plan.get("root") or "")
@@ -52,20 +54,20 @@ def own_places(plan: Mapping[str, Any], kept: Mapping[str, Any], folder: Path) -
 
 
 def require_given(name: str, kept: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Refuse a plan from elsewhere whose places this command does not give again.
+    """Refuse a plan with removed addresses or folders, unless this command gives them again.
 
     Args:
-        name: of the sweep.
-        kept: read by `read_plan`.
+        name: name of the sweep.
+        kept: other parts of the file, which `read_plan` returned.
         given: option -> its value in this command.
 
     Raises:
-        ConfigError: one line with the options.
+        ConfigError: if an option is missing; the message lists the missing options.
     """
     missing = {option: redact(value) for option, value in kept.get("foreign", {}).items() if not given.get(option)}
     if missing:
         words = " ".join(f"{option} {value}" for option, value in missing.items())
         raise ConfigError(
             f"sweep {name}: its plan.json names {', '.join(missing.values())} and was written on another host, by "
-            f"another user or in another folder. To use the same, add {words}; or give others."
+            f"another user or in another folder. To use the same, add {words}; or pass others."
         )

@@ -24,17 +24,19 @@ _EXPECTED = {  # pydantic's error -> the expected type
     "tuple_type": "a list",
     "path_type": "a text",
 }
-_OF_BUILD = ("value_error", "missing", "unexpected_keyword_argument")  # `build` describes them
+_OF_BUILD = ("value_error", "missing", "unexpected_keyword_argument")  # pydantic's errors that `build` reports
 
 
 def check_types(cls: type[Any], data: Any, file: Path, key: str) -> None:
-    """Refuse JSON whose types differ from those of a dataclass and its parts: 5 is not a text, true not a number.
+    """Refuse JSON data whose types differ from the types of a dataclass and its nested dataclasses.
+
+    Types are not converted: the number 5 is not a text, and true is not a number.
 
     Args:
         cls: the dataclass.
         data: the parsed JSON of its fields.
         file: the file, for the message.
-        key: the path of `data` in it.
+        key: dotted path of `data` in the file.
 
     Raises:
         ConfigError: for the first wrong value, with its path in the file.
@@ -51,13 +53,16 @@ def check_types(cls: type[Any], data: Any, file: Path, key: str) -> None:
 
 
 def wrong_value(fault: str, file: Path, key: str, value: Any) -> ConfigError:
-    """Return the error for a value, which it shows as JSON."""
+    """Return the error for a wrong value of a plan file; its message contains the value as JSON."""
     return ConfigError(f"{fault} (got {json.dumps(value):.100})", f"{file}: {key}", remedy=REMEDY)
 
 
 @contextmanager
 def naming_plan(file: Path) -> Iterator[None]:
-    """Add the file to the errors of a `with` block that uses its values; none of them can be given to `--resume`."""
+    """Add the name of the plan file to errors of a `with` block that uses the file's values.
+
+    The remedy is to correct the file, because the values cannot be given as options of `--resume`.
+    """
     try:
         yield
     except ConfigError as error:

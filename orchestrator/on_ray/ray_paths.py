@@ -18,7 +18,7 @@ SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 def temporary_folder() -> Path:
-    """Return the folder below which Ray keeps a folder `ray`, by Ray's own rule."""
+    """Return the folder below which Ray creates its folder `ray`, by Ray's own rule."""
     if "RAY_TMPDIR" in os.environ:
         return Path(os.environ["RAY_TMPDIR"])
     if sys.platform.startswith("linux") and "TMPDIR" in os.environ:
@@ -27,12 +27,12 @@ def temporary_folder() -> Path:
 
 
 def socket_problem(folder: Path) -> str:
-    """Return the reason why Ray cannot bind its Unix sockets below a folder; empty where it can."""
+    """Return the reason why Ray cannot bind its Unix sockets below a folder; "" if it can."""
     most = _MOST - _ADDED - len(str(os.getpid()))
     if (length := len(os.fsencode(os.path.abspath(folder)))) > most:
         return f"its path has {length} characters, but Ray's Unix sockets allow at most {most}"
     there = Path(os.path.abspath(folder), "ray")
-    if there.exists() and there.stat().st_uid not in (0, os.getuid()):  # its owner could replace our files in it
+    if there.exists() and there.stat().st_uid not in (0, os.getuid()):  # the folder's owner could replace our files
         return f"{there} belongs to another user"
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -67,7 +67,7 @@ def cluster_file() -> Path:
 
 
 def cluster_address() -> str:
-    """Return the address in that file; empty if it does not exist or cannot be read."""
+    """Return the address in `cluster_file`; empty if the file does not exist or cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         return cluster_file().read_text(encoding="utf-8").strip()
     return ""

@@ -22,7 +22,7 @@ METHODS_OF_SEARCHER = ("suggest", "on_trial_result", "on_trial_complete")
 
 
 def describe_space(space: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a space as plain data: setting -> its listed `values`, or `low`, `high` and `log`; others are omitted."""
+    """Return a space as plain data: setting -> its `values`, or `low`, `high` and `log`; other domains are omitted."""
     found: dict[str, Any] = {}
     for name, domain in space.items():
         if isinstance(domain, Categorical):
@@ -34,7 +34,7 @@ def describe_space(space: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def grid_points(space: SearchSpace) -> list[dict[str, Any]]:
-    """Return all points of a grid; points that exceed a bound are reduced to it.
+    """Return all points of a grid; values that exceed their bound (`SearchSpace.at_most`) are reduced to it.
 
     Raises:
         ConfigError: for a range without listed values.
@@ -61,28 +61,28 @@ class GridSearcher:
 
 
 def make_searcher(search: SearchConfig, space: SearchSpace, num_tasks: int) -> SearcherProtocol:
-    """Make the searcher of one search; ours suggest the recommended point and the paper's first.
+    """Create the searcher of one search. Built-in searchers first suggest the recommended and the paper's settings.
 
     Args:
         search: settings of the search.
         space: the search space.
-        num_tasks: number of tasks of the stream, or epochs where trials are compared after epochs.
+        num_tasks: number of tasks of the stream, or of epochs if trials are compared after epochs.
 
     Raises:
         ConfigError: for a grid over a range without listed values, or a searcher of another package that cannot be
-            made.
+            created.
     """
     if search.searcher == "grid":
         return GridSearcher(space)
     if (point := plugin_searchers().get(search.searcher)) is not None:
         return PluginSearcher(point, search, space, num_tasks)
-    from ctvr.orchestrator.on_ray.optuna_searcher import OptunaSearcher  # Optuna takes a quarter of a second
+    from ctvr.orchestrator.on_ray.optuna_searcher import OptunaSearcher  # the import takes a quarter of a second
 
     return OptunaSearcher(search, space, points_to_evaluate(space, search), num_tasks)
 
 
 class PluginSearcher:
-    """A searcher of another package, whose points are checked.
+    """Searcher of another package, whose points are checked.
 
     Args:
         point: entry point `ctvr.searchers`: a callable of (search, space, num_tasks) that returns the searcher.
@@ -93,10 +93,10 @@ class PluginSearcher:
         self.name, self.space = f"search.searcher={point.name} ({point.value})", space
         self.inner: SearcherProtocol = self._call(lambda: point.load()(search, space, num_tasks))
         if missing := [name for name in METHODS_OF_SEARCHER if not callable(getattr(self.inner, name, None))]:
-            raise ConfigError(f"its searcher has no method {missing[0]}. See docs/search.md.", self.name)
+            raise ConfigError(f"its searcher lacks the method {missing[0]}. See docs/search.md.", self.name)
 
     def suggest(self, trial_id: str) -> Any:
-        """Return the searcher's next point; None at its end.
+        """Return the searcher's next point; None if the searcher has no further point.
 
         Raises:
             ConfigError: for a point outside the space.
@@ -116,7 +116,7 @@ class PluginSearcher:
         self._call(lambda: self.inner.on_trial_complete(trial_id, result, error))
 
     def _call(self, call: Callable[[], Any]) -> Any:
-        """Call the package's code; its errors end the sweep in one line."""
+        """Call code of the searcher's package; convert its errors to a ConfigError, which ends the sweep."""
         try:
             return call()
         except Exception as error:
@@ -124,10 +124,10 @@ class PluginSearcher:
 
 
 def points_to_evaluate(space: SearchSpace, search: SearchConfig) -> list[dict[str, Any]]:
-    """Return the points to evaluate first: the recommended one and the paper's, so that no search is worse.
+    """Return the points to evaluate first: the recommended and the paper's settings, so that no search result is worse.
 
-    They are followed by the fewest points that cover every value listed by the user. Values that exceed the number of
-    trials are in random order: in the listed order, a search would see only the low end of the range.
+    They are followed by the fewest points that cover every value listed by the user. If these are more points than
+    trials, the values are in random order, because in the listed order a search would try the first values only.
     """
     points: list[dict[str, Any]] = []
     for values in (space.recommended, space.paper):
@@ -148,7 +148,7 @@ def points_to_evaluate(space: SearchSpace, search: SearchConfig) -> list[dict[st
 
 
 def first_point(space: SearchSpace, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values as a point of the space; empty if one is missing, outside its range or not among its choices."""
+    """Return values as a point of the space; empty if a value is missing or outside its domain."""
     point = space.applicable({name: value for name, value in values.items() if name in space.space})
     is_inside = all(contains(space.space[name], value) for name, value in point.items())
     return point if is_inside and all(name in point or not space.applies(name, point) for name in space.space) else {}
@@ -166,7 +166,11 @@ def contains(domain: Any, value: Any) -> bool:
 
 
 def grid_values(name: str, domain: Any, paper: Any) -> list[Any]:
-    """Return the grid values of a domain: all choices; or lower end, the paper's value or the middle, and upper end."""
+    """Return the grid values of a domain: its choices, or both ends of a range and the paper's value or the middle.
+
+    Raises:
+        ConfigError: for any other domain.
+    """
     if isinstance(domain, Categorical):
         return list(domain.categories)
     if isinstance(domain, (Float, Integer)):
@@ -183,7 +187,7 @@ def count_trials(search: SearchConfig, space: SearchSpace) -> int:
 
 
 def count_listed(space: SearchSpace) -> float:
-    """Return the number of points of a space if the user listed all its values, else infinity."""
+    """Return the number of points of a space if the user listed the values of all settings, otherwise infinity."""
     return len(grid_points(space)) if set(space.listed) >= set(space.space) else math.inf
 
 

@@ -24,19 +24,19 @@ class SearchSpace:
     recommended: Mapping[str, Any]  # setting -> its value in a run without a search
     stream: Mapping[str, Any] = field(default_factory=dict)  # settings that the stream recommends
     later: tuple[str, ...] = ()  # settings of `space` that no task before the second reads
-    at_most: Mapping[str, str] = field(default_factory=dict)  # setting -> the setting of `space` that bounds it
+    at_most: Mapping[str, str] = field(default_factory=dict)  # setting -> setting of `space` that it must not exceed
     listed: tuple[str, ...] = ()  # settings of `space` whose values the user listed; each value is tried
     conditions: Mapping[str, Condition] = field(default_factory=dict)  # setting -> its condition, if any
 
     def applies(self, name: str, point: Mapping[str, Any]) -> bool:
-        """Return whether a setting is searched at a point: its condition holds, and so does its parent's."""
+        """Return whether a setting is searched at a point, that is whether its condition and its parents' hold."""
         if name not in self.conditions:
             return True
         other, values = self.conditions[name]
         return point.get(other) in values and self.applies(other, point)
 
     def applicable(self, point: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a point without the settings that are not searched there."""
+        """Return a point without the settings that are not searched at this point."""
         return {name: value for name, value in point.items() if self.applies(name, point)}
 
     def parents_first(self) -> list[str]:
@@ -65,33 +65,33 @@ def parse_values(word: str, option: str = "--space") -> tuple[str, list[Any]]:
         ConfigError: if it has no `=` or no value.
     """
     name, equals, values = word.partition(WHERE)[0].partition("=")
-    listed = [_plain(value.strip()) for value in values.split(",") if value.strip()]
-    if remedy := _remedy(name.strip(), values.strip()):
+    listed = [_parse_value(value.strip()) for value in values.split(",") if value.strip()]
+    if remedy := _describe_mistake(name.strip(), values.strip()):
         raise ConfigError(f"{word!r}: {remedy}", option)
     if not equals or not name.strip() or not listed:
         raise ConfigError(f"{word!r} is not name=VALUE,VALUE", option, remedy="Use for example method.beta=0.4,0.6.")
     return name.strip(), listed
 
 
-def _remedy(name: str, values: str) -> str:
+def _describe_mistake(name: str, values: str) -> str:
     """Return the error and the remedy for malformed values of a setting; "" for a list of values."""
     if name.startswith(WHERE.lstrip()):
-        return f"its setting is missing. Write for example method.rank=1,2 {name}=VALUE."
+        return f"its setting is missing. Use for example method.rank=1,2 {name}=VALUE."
     if found := re.search(r"\s+(where|when|if)\b\s*(.*)$", values):
-        what = "a condition is missing after 'where'" if found[1] == "where" else f"{found[1]!r} is written 'where'"
+        what = "a condition is missing after 'where'" if found[1] == "where" else f"{found[1]!r} must be 'where'"
         whole = f"{name}={values[: found.start()]} where {found[2] or 'method.base=lwf'}"
-        return f"{what}. Write for example {whole}."
+        return f"{what}. Use for example {whole}."
     plain = ",".join(filter(None, (text.strip("[](){} ") for text in values.split(","))))
     if values[:1] in ("[", "(", "{"):
-        return f"values need no brackets. Write {name}={plain}."
+        return f"values must not be in brackets. Use {name}={plain}."
     number = r"\d*\.?\d+(?:e[-+]?\d+)?"
     interval = rf"({number})(?:\.\.+|:|-)({number})|\w+\(({number}), *({number})\)"
     if found := re.fullmatch(interval, values, re.IGNORECASE):
         ends = ",".join(filter(None, found.groups()))
-        return f"lists values, not a range. Write for example {name}={ends}."
+        return f"must list values, not a range. Use for example {name}={ends}."
     if re.fullmatch(rf"{number}(\s+{number})+", values, re.IGNORECASE):
-        return f"values must be separated by commas. Write {name}={','.join(values.split())}."
-    return f"one of its values is empty. Write {name}={plain}." if re.search(r",\s*,", values) else ""
+        return f"values must be separated by commas. Use {name}={','.join(values.split())}."
+    return f"one of its values is empty. Use {name}={plain}." if re.search(r",\s*,", values) else ""
 
 
 def parse_condition(word: str) -> tuple[str, Condition] | None:
@@ -104,7 +104,7 @@ def parse_condition(word: str) -> tuple[str, Condition] | None:
     return (parse_values(name)[0], parse_values(condition, f"--space: {word!r}: where")) if where else None
 
 
-def _plain(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -112,11 +112,14 @@ def _plain(text: str) -> Any:
 
 
 def within(point: Mapping[str, Any], at_most: Mapping[str, str]) -> dict[str, Any]:
-    """Return the point with settings that exceed their bound reduced to it."""
+    """Return a point in which values that exceed their bound (`SearchSpace.at_most`) are reduced to the bound."""
     bounded = {name: bound for name, bound in at_most.items() if name in point and bound in point}
     return {**point, **{name: min(point[name], point[bound]) for name, bound in bounded.items()}}
 
 
 def is_grouped(search: SearchConfig, space: SearchSpace) -> bool:
-    """Return whether trials share their first task: requested, and some but not all settings are read later."""
+    """Return whether groups of trials share their first task.
+
+    The searcher must be grouped_tpe, and the first task must read some of the searched settings, but not all.
+    """
     return search.searcher == "grouped_tpe" and 0 < len(set(space.later) & set(space.space)) < len(space.space)

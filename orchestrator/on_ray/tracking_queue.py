@@ -1,7 +1,7 @@
 """Queue of MLflow updates that the driver of a search makes for its trials, in a separate thread.
 
-A search handles all trials in one loop: a slow or hanging tracking server would otherwise delay every trial of the
-cluster.
+A search handles all trials in one loop, so without the queue a slow or hanging tracking server would delay every trial
+of the cluster.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 log = logging.getLogger(__name__)
 
 Job = Callable[[], None]
-QUIET_SECONDS = 60.0  # pause after a failure
+QUIET_SECONDS = 60.0  # time after a failure in which jobs are postponed to the end of the search
 
 
 class TrackingQueue:
     """Runs jobs one after another; a failed job is retried once at the end.
 
-    When unpickled (Ray Tune pickles its callbacks), it is a new, empty queue.
+    Ray Tune pickles its callbacks; unpickling a queue gives a new, empty one.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class TrackingQueue:
             log.warning("tracking: %s: %s. It is retried at the end of the search.", what, error)
 
     def finish(self) -> None:
-        """Wait for running jobs and retry failed ones; log a warning about those that fail again. Never raises."""
+        """Wait for running jobs and retry failed jobs; log a warning if a job fails again. Never raises."""
         self._thread.submit(lambda: None).result()
         left, self._left = self._left, []
         for number, (what, job) in enumerate(left):

@@ -1,7 +1,7 @@
-"""Execution of trials with several workers, each as one Ray Train run. The loop and its commits do not depend on Ray.
+"""Execution of trials with several workers, each trial as one Ray Train run.
 
-Only workers import the training code: the trial driver and Train's controller load this file, too, and start
-faster without it and without torch.
+The training loop and its commits do not depend on Ray. Only workers import the training code, because the trial driver
+and Ray Train's controller, which load this file, too, start faster without this code and torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import ray.train
 from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig, UserCallback, WorkerGroupError
 from ray.train.backend import BackendConfig
 
-from ctvr.orchestrator.errors import TrialFailed
+from ctvr.orchestrator.errors import Interrupted, TrialFailed
 from ctvr.orchestrator.on_ray.capacity import worker_resources
 from ctvr.orchestrator.on_ray.failures import (
     MOST_SHORT_OF_MEMORY,
@@ -28,8 +28,9 @@ from ctvr.orchestrator.on_ray.failures import (
 )
 from ctvr.orchestrator.on_ray.gpu_sharing import limit_memory
 from ctvr.orchestrator.on_ray.internals import Trainer, kv_put, root_cause
+from ctvr.orchestrator.on_ray.interruption import await_end, interruption_of
 from ctvr.orchestrator.on_ray.nodes import is_started_here
-from ctvr.orchestrator.on_ray.plan import TrialPlan, still_note
+from ctvr.orchestrator.on_ray.plan import TrialPlan, progress_note, still_note
 from ctvr.orchestrator.on_ray.worker import TrialWork, run_trial
 from ctvr.orchestrator.redaction import redact_error
 
@@ -38,37 +39,50 @@ if TYPE_CHECKING:
 
     from ctvr.orchestrator.learning.training.pulse import Pulse
 
-# Attempts to start a group of workers, each of at most RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S; nodes of a cluster may
-# join and leave meanwhile
+# Number of attempts to start a group of workers; each takes at most RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S. Nodes of a
+# cluster may join and leave during the attempts
 ATTEMPTS_OF_A_CLUSTER, ATTEMPTS_HERE = 20, 2
 DETECTOR = "RAY_TRAIN_ENABLE_NCCL_HANG_DETECTOR"
-STEP_HOURS = 0.5  # time limit of a collective within a step
+STEP_HOURS = 0.5  # maximum hours of a collective operation within a training step
 
 
 def train_loop_per_worker(config: dict[str, Any]) -> None:
-    """Run one worker of a Ray Train run; report once for each finished task."""
+    """Run one worker of a Ray Train run, and report once after each finished task.
+
+    Args:
+        config: {"work": TrialWork}.
+    """
     from ctvr.orchestrator.learning.training.distributed import Workers, patient_group
-    from ctvr.orchestrator.learning.training.pulse import start_heartbeats
+    from ctvr.orchestrator.learning.training.pulse import report_progress, start_heartbeats
 
     work: TrialWork = config["work"]
     context = ray.train.get_context()
     rank, size, note = context.get_world_rank(), context.get_world_size(), still_note(work.name)
     patient = patient_group(work.plan.patience)
     pulse = start_heartbeats(rank, size, patient, partial(kv_put, note))
+    # If a node of a worker is taken away, Ray Train informs all workers, and restarts them after the node's deadline
+    interruption = interruption_of(work.plan, lambda: ray.train.get_preemption_info() is not None)
+    send = partial(kv_put, progress_note(work.plan.session, work.name)) if rank == 0 else lambda text: None
     try:
-        run_trial(work, Workers(rank, size, _device(work.plan), patient), ray.train.report)
+        with report_progress(send, lambda: interruption.can_pause):
+            run_trial(work, Workers(rank, size, _device(work.plan), patient), ray.train.report, interruption)
+    except Interrupted:
+        await_end(work.plan, work.name, rank)
     except Exception as error:
         attach_traceback(error)
         redact_error(error)  # Ray writes it to its logs
-        if hang := _of_a_hang(error, pulse):
+        if hang := _convert_hang(error, pulse):
             raise hang from error
         raise
     finally:
         pulse.close()
 
 
-def _of_a_hang(error: Exception, pulse: Pulse) -> TrialFailed | None:
-    """Convert the error of a collective to one that names the stalled worker, or all positions after a timeout."""
+def _convert_hang(error: Exception, pulse: Pulse) -> TrialFailed | None:
+    """Convert the error of a collective operation to one that names the stalled worker; return None for other errors.
+
+    After a timeout without a known stalled worker, the message contains the position of every worker.
+    """
     if not isinstance(error, RuntimeError) or is_permanent(error):
         return None
     said = pulse.named() or (pulse.positions() if "timed out" in str(error).lower() else "")
@@ -80,7 +94,11 @@ def _of_a_hang(error: Exception, pulse: Pulse) -> TrialFailed | None:
 
 
 def _device(plan: TrialPlan) -> torch.device:
-    """Return a worker's device as planned. Never falls back to the CPU."""
+    """Return a worker's device: the CPU, or the GPU of this process if the plan has GPUs.
+
+    Raises:
+        CtvrError: if torch cannot use the assigned GPU; the CPU never replaces it.
+    """
     if not plan.gpus_per_worker:
         import torch
 
@@ -98,31 +116,33 @@ def _backend(plan: TrialPlan) -> BackendConfig:
     """Return the torch backend through which the workers of a trial communicate."""
     from ray.train.torch import TorchConfig
 
-    # NCCL needs one GPU per process. The plan decides, because the driver of a trial may see no GPU. Data on the CPU
-    # (objects, galleries) uses gloo. A separate group waits for work that only rank 0 does
+    # NCCL needs one GPU per process. The plan determines the backend, because the driver of a trial may not have a GPU.
+    # Data on the CPU (objects, galleries) uses gloo. A separate process group waits for work that only rank 0 does
     backend = "cpu:gloo,cuda:nccl" if plan.gpus_per_worker >= 1 else "gloo"
     return TorchConfig(backend=backend, timeout_s=round(3600 * min(plan.patience, STEP_HOURS)))
 
 
 def _hang_detector(plan: TrialPlan, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable that enables Ray Train's detector of hanging NCCL collectives, unless the user has set it.
+    """Return the variable that enables Ray Train's detector of hanging NCCL collectives; a value of the user is kept.
 
-    Train reads it when a run starts, and writes its findings to its log and below the run's folder. The time limit of
-    the collective ends the run.
+    Ray Train reads it when a run starts. The detector writes its findings to Ray Train's log and below the run's
+    folder; the time limit of the collective ends the run. {} if the run does not use NCCL.
     """
     return {DETECTOR: environment.get(DETECTOR, "1")} if plan.gpus_per_worker >= 1 and plan.workers > 1 else {}
 
 
 class _FailurePolicyCallback(UserCallback):
-    """Ends a run at once on a permanent error, and on too many others since the last finished task.
+    """Ends a run at once on a permanent error, and after too many other errors since the last finished task.
 
-    Train itself would retry after a permanent error as after a lost node, and would count both over the whole run.
-    Lost nodes do not count: on preemptible machines a long trial loses many. Out-of-memory kills caused by other
-    processes have a separate limit, `MOST_SHORT_OF_MEMORY`.
+    Ray Train itself would retry after permanent errors and lost nodes alike, and would count both over the whole run.
+    Lost nodes do not count, because a long trial on preemptible machines loses many. Out-of-memory kills caused by
+    other processes have a separate limit, `MOST_SHORT_OF_MEMORY`.
 
-    It also ends the run if the trial's driver has ended, because the scheduler stopped it or its node was lost:
-    workers die with the driver, and a controller that starts others just before its own end would leak their
-    placement group.
+    It also ends the run if the trial's driver has ended, because the scheduler stopped it or its node was lost. Workers
+    die with the driver; a controller that started new workers just before its own end would leak their placement group.
+
+    Args:
+        max_failures: allowed failures since the last finished task.
     """
 
     def __init__(self, max_failures: int = 3) -> None:
@@ -152,7 +172,7 @@ def run_distributed(work: TrialWork, callbacks: list[Any]) -> None:
 
     Args:
         work: the trial; Ray resumes it by its name.
-        callbacks: of Ray Train, for example Tune's report callback.
+        callbacks: callbacks of Ray Train, for example Tune's report callback.
 
     Raises:
         TrialFailed: if the run failed more often than `plan.max_failures`, or with a permanent error.

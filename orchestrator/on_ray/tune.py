@@ -1,7 +1,7 @@
 """Execution of sweeps, tables and reruns with Ray Tune; each trial is a pass over the task sequence.
 
 Decisions use results from commits and MLflow only, because Tune's tables lose rows when a sweep is restored.
-`on_ray.single_worker` runs a trial with one worker, `on_ray.trial` one with several.
+`on_ray.single_worker` runs trials with one worker, `on_ray.trial` runs trials with several workers.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ctvr.orchestrator.errors import TrialFailed
 from ctvr.orchestrator.keys.foreign_code import digest_plugins
 from ctvr.orchestrator.on_ray.callbacks import (
     BracketMonitor,
-    ConcurrencyController,
     Plans,
     TrialMonitor,
     failures_of_process,
 )
 from ctvr.orchestrator.on_ray.capacity import capacity, process_resources
+from ctvr.orchestrator.on_ray.concurrency import ConcurrencyController
 from ctvr.orchestrator.on_ray.halving_searcher import HalvingSearcher
 from ctvr.orchestrator.on_ray.internals import (
     dedupe_actor_deaths,
@@ -46,8 +46,10 @@ from ctvr.orchestrator.on_ray.internals import (
     strip_credentials,
     trials_of,
 )
+from ctvr.orchestrator.on_ray.interruption import await_end, is_stopping
 from ctvr.orchestrator.on_ray.journal import Journal
 from ctvr.orchestrator.on_ray.plan import RunSpec, SearchConfig, SearchOutcome, TrialPlan, label_of, run_name
+from ctvr.orchestrator.on_ray.schedulers import TimingScheduler
 from ctvr.orchestrator.on_ray.search import make_searcher
 from ctvr.orchestrator.on_ray.search_space import RowPlan, is_grouped
 from ctvr.orchestrator.on_ray.single_worker import run_single_worker
@@ -57,7 +59,7 @@ from ctvr.orchestrator.on_ray.worker import TrialWork
 
 
 def _trial(config: dict[str, Any], plans: Plans) -> None:
-    """Run one trial; Tune's trainable. Tune retries a failed trial; one with a permanent error fails again at once."""
+    """Run one trial as Tune's trainable. If Tune retries it after a permanent error, it fails again at once."""
     plan, run = plans[config.get("row", "")], RunSpec(**config["run"])
     verdict = f"ctvr-{plan.session}-{tune.get_context().get_trial_id()}"
     if known := kv_get(verdict):
@@ -66,6 +68,8 @@ def _trial(config: dict[str, Any], plans: Plans) -> None:
     full = {**plan.settings, **run.settings, "workers": plan.workers}
     presets = plan.presets if run.presets is None else run.presets
     work = TrialWork(plan, full, presets, run_name(plan, config), run.stop_after_task, run.stop_after_epoch)
+    if is_stopping(plan):
+        await_end(plan, work.name)
     try:
         if plan.workers == 1:
             run_single_worker(work)
@@ -85,26 +89,26 @@ def run_specs(
     Args:
         plan: shared by all runs.
         num_tasks: number of tasks of the stream.
-        runs: settings in addition to the plan's, or `RunSpec` objects with labels.
+        runs: for each run, settings in addition to the plan's settings, or a `RunSpec`.
         max_concurrent: limit of concurrent runs; computed from the cluster if None.
 
     Raises:
         ConfigError: if no run fits the cluster.
     """
     room = capacity(plan, max_concurrent).concurrent
-    plan = _stamped(plan)
-    listed = [asdict(_as_listed(plan, run)) for run in runs]
+    plan = _stamp_plan(plan)
+    listed = [asdict(_to_spec(plan, run)) for run in runs]
     algorithm = BasicVariantGenerator(max_concurrent=room)
-    # No metric: nothing is searched, and runs on images report no R@1
+    # Without a metric, because nothing is searched, and runs on images do not report R@1
     config = tune.TuneConfig(num_samples=1, search_alg=algorithm, trial_dirname_creator=_folder_name)
     watcher = TrialMonitor(plan, len(listed), num_tasks, room, ConcurrencyController(plan, algorithm, max_concurrent))
     param_space = {"run": tune.grid_search(listed)}
     trials, seconds = _fit({"": plan}, config, param_space, watcher, f"tune-{plan.session}")
-    return _outcome(trials, len(listed), num_tasks, seconds)
+    return _count_outcomes(trials, len(listed), num_tasks, seconds)
 
 
-def _stamped(plan: TrialPlan, session: str = "") -> TrialPlan:
-    """Return the plan with this process's session, host and source digest: trials compare their node's sources."""
+def _stamp_plan(plan: TrialPlan, session: str = "") -> TrialPlan:
+    """Return the plan with session, host and source digest of this process; trials compare their own digest with it."""
     session = session or secrets.token_hex(4)
     return replace(
         plan, session=session, host=platform.node(), sources=source_digest(), trusted=(*trusted(), *named_addresses())
@@ -114,15 +118,23 @@ def _stamped(plan: TrialPlan, session: str = "") -> TrialPlan:
 def run_rows(
     rows: Mapping[str, RowPlan], num_tasks: int, search: SearchConfig, max_concurrent: int | None = None
 ) -> dict[str, SearchOutcome]:
-    """Search every row of a table, `search.trials` trials each; all rows share the connected cluster.
+    """Search every row of a table with `search.trials` trials; all rows share the connected cluster.
 
-    The search depends on results only, so a resumed search proposes the same trials again.
+    Unless `search.scheduler` depends on timing, the search depends on results only, so a resumed search proposes the
+    same trials again.
+
+    Args:
+        rows: name of a row -> its plan and search space.
+        num_tasks: number of tasks of the stream.
+        search: settings of the search.
+        max_concurrent: limit of concurrent trials; computed from the cluster if None.
 
     Raises:
-        ConfigError: if no trial fits the cluster, or for a grid over a range without listed values.
+        ConfigError: if no trial fits the cluster, for a grid over a range without listed values, or a searcher or
+            scheduler of another package that fails.
     """
     session = secrets.token_hex(4)
-    plans = {name: _stamped(row.plan, session) for name, row in rows.items()}
+    plans = {name: _stamp_plan(row.plan, session) for name, row in rows.items()}
     plan = next(iter(plans.values()))
     room = capacity(plan, max_concurrent).concurrent
     journal = Journal(journal_path(plan), plan.sources + digest_plugins())
@@ -145,7 +157,14 @@ def run_rows(
         plans, search.trials, num_tasks, room, ConcurrencyController(plan, algorithm, max_concurrent), searcher
     )
     searcher.listener = watcher
-    config = tune.TuneConfig(num_samples=-1, search_alg=algorithm, trial_dirname_creator=_folder_name)
+    first = next(iter(halving.values()))
+    scheduler = TimingScheduler(search, first.unit, first.length) if search.depends_on_timing else None
+    config = tune.TuneConfig(
+        num_samples=-1,
+        search_alg=algorithm,
+        scheduler=scheduler,  # type: ignore[arg-type]
+        trial_dirname_creator=_folder_name,
+    )
     seconds = 0.0
     if searcher.schedule():  # a finished search does not start Tune
         _, seconds = _fit(plans, config, {}, watcher, f"tune-{plan.session}")
@@ -154,18 +173,18 @@ def run_rows(
 
 
 def journal_path(plan: TrialPlan) -> Path:
-    """Return the path of the journal: next to the plan, on the driver's disk."""
+    """Return the path of the journal, next to the plan on the driver's disk."""
     return Path(plan.root) / "sweeps" / Path(urlsplit(plan.storage).path).name / "journal.json"
 
 
 def _fit(
     plans: Plans, config: tune.TuneConfig, param_space: dict[str, Any], watcher: TrialMonitor, name: str
 ) -> tuple[list[Any], float]:
-    """Run Tune; return its trials and the time (seconds)."""
+    """Run Tune; return its trials and the duration in seconds."""
     started = time.monotonic()
     plan = next(iter(plans.values()))
     trainable = tune.with_resources(tune.with_parameters(_trial, plans=dict(plans)), process_resources(plan))
-    config = replace(config, reuse_actors=plan.workers == 1)  # a driver has no slow imports, so reuse saves nothing
+    config = replace(config, reuse_actors=plan.workers == 1)  # reuse saves slow imports, which drivers do not have
     tuner = tune.Tuner(
         trainable,
         param_space=param_space,
@@ -181,14 +200,20 @@ def _fit(
     strip_credentials()
     dedupe_actor_deaths()
     keep_errors_in_memory()
-    keep_processes(watcher.segments_ahead)
+    keep_processes(watcher.processes_ahead)
     try:
         with _restore_handlers():
             results = tuner.fit()
+    except Exception:
+        if error := getattr(config.scheduler, "error", None):
+            raise error from None
+        raise
     finally:
         if watcher.room:
             watcher.room.close()
         watcher.records.finish()
+    if watcher.watch.stop.is_requested:  # even if every trial was complete before it could store its state
+        raise KeyboardInterrupt
     return trials_of(results), time.monotonic() - started
 
 
@@ -196,20 +221,20 @@ def _folder_name(trial: Any) -> str:
     return str(trial.trial_id)
 
 
-def _as_listed(plan: TrialPlan, run: Settings | RunSpec) -> RunSpec:
+def _to_spec(plan: TrialPlan, run: Settings | RunSpec) -> RunSpec:
     if isinstance(run, RunSpec):
         return run
     return RunSpec(label_of({**plan.settings, **run}), dict(run), plan.presets)
 
 
 def can_resume(plan: TrialPlan) -> bool:
-    """Return whether a search was begun, which creates the journal."""
+    """Return whether a search of the plan has started, so that its journal exists."""
     return journal_path(plan).is_file()
 
 
 @contextlib.contextmanager
 def _restore_handlers() -> Iterator[None]:
-    """Drop Tune's error line about unfinished trials, and restore the Ctrl-C handler after the search."""
+    """Suppress Tune's error line about unfinished trials, and restore the signal handlers after the search."""
 
     def is_news(record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith("Trials did not complete")
@@ -217,16 +242,17 @@ def _restore_handlers() -> Iterator[None]:
     logger = logging.getLogger("ray.tune.tune")
     logger.addFilter(is_news)
     try:
-        handler = signal.getsignal(signal.SIGINT)
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)}
         yield
     finally:
         logger.removeFilter(is_news)
         with contextlib.suppress(ValueError):  # not the main thread: the handler was not changed
-            signal.signal(signal.SIGINT, handler)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
-def _outcome(trials: Sequence[Any], total: int, num_tasks: int, seconds: float) -> SearchOutcome:
-    """Count the outcomes of listed trials; one ended by Ctrl-C is TERMINATED before its last task."""
+def _count_outcomes(trials: Sequence[Any], total: int, num_tasks: int, seconds: float) -> SearchOutcome:
+    """Count the outcomes of listed trials; a trial ended by Ctrl-C is TERMINATED before its last task."""
     complete = failed = tasks = reused = 0
     for trial in trials:
         last = trial.last_result or {}

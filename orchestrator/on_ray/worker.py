@@ -1,7 +1,7 @@
-"""Worker process of a trial: runs the loop and reports each finished task.
+"""Worker process of a trial, which runs the training loop and reports each finished task.
 
-It does not depend on Ray: the caller passes the function that receives the reports. Processes that do not train load
-this file, too; they start faster without the training code and torch.
+It does not depend on Ray, because the caller passes the function that receives the reports. Training code and torch are
+imported inside functions, because processes that do not train load this file, too.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ if TYPE_CHECKING:
     from ctvr.orchestrator.learning.record.commits import Commits
     from ctvr.orchestrator.learning.record.run_state import RunState
     from ctvr.orchestrator.learning.training.distributed import Workers
+    from ctvr.orchestrator.learning.training.interruption import Interruption
     from ctvr.orchestrator.settings.experiment import Experiment
 
-Tell = Callable[[dict[str, Any]], None]  # receives a row of metrics for each finished task
+Tell = Callable[[dict[str, Any]], None]  # receives the metrics after each finished task or epoch
 
 
 @dataclass(frozen=True)
 class TrialWork:
-    """One run of one trial.
+    """One run of a trial: the plan and everything that distinguishes this run from other runs of the plan.
 
     Attributes:
         plan: shared by all trials.
         settings: settings of this trial and of the plan; flat and dotted.
         presets: presets of this trial.
         name: name of the run; never reused for another configuration.
-        stop_after_task: number of tasks after which it ends, to be continued later; None: no limit.
-        stop_after_epoch: the same for epochs, on a stream of one task.
+        stop_after_task: number of tasks after which the run ends, so that it can be continued later; None: no limit.
+        stop_after_epoch: number of epochs after which it ends, on a stream of one task; None: no limit.
     """
 
     plan: TrialPlan
@@ -50,18 +51,20 @@ class TrialWork:
     stop_after_epoch: int | None = None
 
 
-def run_trial(work: TrialWork, workers: Workers, tell: Tell) -> None:
-    """Run the loop in this process, one of `workers`.
+def run_trial(work: TrialWork, workers: Workers, tell: Tell, interruption: Interruption) -> None:
+    """Run the training loop in this process, which is one of `workers`.
 
-    A worker that restarts after a failure continues from the last commit. It reports the finished tasks again;
-    schedulers ignore the repetition, and the tracker does not store it twice.
+    A worker that restarts after a failure continues from the last commit or mid-task checkpoint. It reports the
+    finished tasks again; schedulers ignore the repetition, and the tracker does not store it twice.
 
     Args:
         work: the trial.
-        workers: this process's rank, the number of processes, and its device.
-        tell: receives the reports; called equally often by every worker.
+        workers: rank and device of this process, and the number of processes.
+        tell: receives the reports; every worker calls it equally often.
+        interruption: requests to store the state of the task in training.
 
     Raises:
+        Interrupted: if a request ended it after an epoch or task.
         CtvrError: for wrong settings, unreadable data or non-finite losses.
     """
     from ctvr.orchestrator.learning.run.execute import execute
@@ -73,7 +76,7 @@ def run_trial(work: TrialWork, workers: Workers, tell: Tell) -> None:
     hide_secrets()
     plan = work.plan
     _check_sources(plan)
-    trust(plan.trusted)  # the driver has refused classes that its user does not trust
+    trust(plan.trusted)  # classes and addresses that the driver's user trusts
     name_addresses(name for name in plan.trusted if is_address(name))
     places = plan.places()
     stream = load_stream(work.settings["stream"], places.root, places.videos)
@@ -88,7 +91,7 @@ def run_trial(work: TrialWork, workers: Workers, tell: Tell) -> None:
             reuse=plan.reuse,
             on_ready=reports.ready,
             stream=stream,
-            epochs=EpochReports(reports.after_epoch, work.stop_after_epoch) if plan.epochs else None,
+            epochs=EpochReports(reports.after_epoch if plan.epochs else None, work.stop_after_epoch, interruption),
         )
     except _StopTrial:
         return
@@ -96,10 +99,10 @@ def run_trial(work: TrialWork, workers: Workers, tell: Tell) -> None:
 
 
 def _check_sources(plan: TrialPlan) -> None:
-    """Check that this node, which may have joined later, has the source code that started the sweep.
+    """Check that this node, which may have joined later, has the source code of the driver's host.
 
     Raises:
-        ConfigError: with this node's name.
+        ConfigError: if the source code differs; the message names both hosts.
     """
     from ctvr.orchestrator.digests import source_digest
 
@@ -153,11 +156,11 @@ class _Reports:
         self._catch_up_epochs(record, len(record.training))
 
     def conclude(self, record: RunState, was_finished: bool) -> None:
-        if self.workers.rank == 0 and was_finished:  # the process that finished it may not have updated MLflow
+        if self.workers.rank == 0 and was_finished:  # the process that finished the run may not have updated MLflow
             self.recorder.complete(record)
 
     def _catch_up(self, record: RunState) -> None:
-        """Report each finished task that has no report yet; end the run after the requested task."""
+        """Report each finished task that was not reported yet; end the run after the requested task."""
         if self.epochs and record.done:
             self._catch_up_epochs(record, min(len(record.training), self.epochs - 1))  # the task reports the last epoch
         last = record.done if self.until is None else min(record.done, self.until)
@@ -171,7 +174,7 @@ class _Reports:
             raise _StopTrial
 
     def _catch_up_epochs(self, record: RunState, done: int) -> None:
-        """Report each of the first `done` epochs that has no report yet; end the run after the requested epoch."""
+        """Report each of the first `done` epochs that was not reported yet; end the run after the requested epoch."""
         last = min(done, self.epochs - 1, self.until_epoch or done)
         for epoch in range(self.reported_epochs, last):
             found = {name: value for name, value in record.training[epoch].items() if name.startswith("epoch/")}

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from html import escape
 
 from ctvr.orchestrator.pages.html import page
-from ctvr.orchestrator.pages.thumbnails import image, strips, strips_note
-from ctvr.orchestrator.retrieval.model import Hit
+from ctvr.orchestrator.retrieval.hits import Hit
+from ctvr.orchestrator.video.thumbnails import image, strips, strips_note
 
 
 def contact_sheet(found: Sequence[tuple[str, Sequence[Hit]]], model: str) -> str:
-    """Return a page of (query, hits); `model` names the model that was searched."""
+    """Return a page (HTML) that shows each (query, hits) of `found`. `model` is the name of the model."""
     pictures = strips((hit.path, hit.segment) for _, hits in found for hit in hits)
     note = strips_note(any(hit.path for _, hits in found for hit in hits))
     parts = [f'<p class="soft">Model: {escape(model)}.</p>{note}']
@@ -22,7 +22,7 @@ def contact_sheet(found: Sequence[tuple[str, Sequence[Hit]]], model: str) -> str
 
 
 def card(hit: Hit, picture: str) -> str:
-    """Format a hit with its picture (HTML) as HTML."""
+    """Return a hit as an HTML card. `picture` is the HTML of its picture."""
     said = hit.captions[0] if hit.captions else ""
     task = f" · {hit.task}" if hit.task else ""
     return (

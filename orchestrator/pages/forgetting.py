@@ -1,7 +1,7 @@
 """The forgetting explorer: queries that were found after their task but not at the end, and the videos found instead.
 
 A rank can fall because the gallery has grown or because the model has changed. If the video that is now first was in
-the gallery before, the query is *forgotten*; if it came with a later task, *outnumbered*.
+the gallery before, the query is *forgotten*. If that video came with a later task, the query is *outnumbered*.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ctvr.orchestrator.pages.thumbnails import Clip, image, strips, strips_note
 from ctvr.orchestrator.streams.query_rank import Rank
 from ctvr.orchestrator.streams.stream import Item
+from ctvr.orchestrator.video.thumbnails import Clip, Strip, image, strips, strips_note
 
 ANCHOR = "forgotten"  # id of the explorer's heading
-SHOWN = 12  # lost queries per run with pictures
+SHOWN = 12  # maximum lost queries with pictures of the unfolded run; half as many for other runs
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class LostQuery:
     """One query that was found first after its own task, but not after the last one."""
 
     text: str
-    item: Item  # its video; `path` and `segment` of both items are those of the picture, "" without a video
+    item: Item  # video of the query; `path` and `segment` of both items belong to the picture, "" without one
     task: int  # 0-based task of the query
-    now: float  # its mean rank after the last task
+    now: float  # mean rank of its video after the last task
     winner: Item  # the video that is first now
     winner_task: int
 
@@ -43,14 +43,21 @@ class ModelHistory:
     label: str
     found: int  # queries that were found first after their own task, without those of the last task
     lost: tuple[LostQuery, ...]
-    reason: str = ""  # reason why nothing is known; empty otherwise
+    reason: str = ""  # reason why the queries are unknown; empty if they are known
     is_open: bool = False  # whether its pictures are unfolded
+
+    @property
+    def shown(self) -> tuple[LostQuery, ...]:
+        """Return the lost queries with pictures: forgotten ones first, because the model is their cause."""
+        most = SHOWN if self.is_open else SHOWN // 2
+        return tuple(sorted(self.lost, key=lambda lost: not lost.is_forgotten)[:most])
 
 
 def lost_names(history: Sequence[Mapping[str, Rank]], task_of: Mapping[str, int]) -> tuple[int, list[str]]:
-    """Return how many queries of earlier tasks were found first after their own task, and those that are lost now.
+    """Return the number of queries that were found first after their own task, and the names of those lost now.
 
-    A query is found first if no video has a higher score than its own; others may have the same score.
+    Queries of the last task are omitted. A query is found first if no video has a higher score than its own. The name
+    with the largest mean rank is first.
 
     Args:
         history: query -> rank after each task.
@@ -63,8 +70,8 @@ def lost_names(history: Sequence[Mapping[str, Rank]], task_of: Mapping[str, int]
 
 
 def forgetting_explorer(memories: Sequence[ModelHistory], names: Sequence[str]) -> str:
-    """Return the explorer as HTML. `names`: names of the tasks."""
-    shown = [lost for memory in memories for lost in memory.lost[:SHOWN]]
+    """Return the explorer as HTML, with a section for each run. `names` are the names of the tasks."""
+    shown = [lost for memory in memories for lost in memory.shown]
     pictures = strips((item.path, item.segment) for lost in shown for item in (lost.item, lost.winner))
     has_none = shown and not any(item.path for lost in shown for item in (lost.item, lost.winner))
     parts = [
@@ -72,9 +79,9 @@ def forgetting_explorer(memories: Sequence[ModelHistory], names: Sequence[str]) 
         '<p class="soft">Captions that found their own video first when their task was learned, but not after the '
         "last task. <b>Forgotten</b>: the video that is first now was in the gallery before, so the model has changed. "
         "<b>Outnumbered</b>: it came with a later task.</p>",
-        strips_note(False) if has_none else "",
+        strips_note(not has_none) if shown else "",
     ]
-    for memory in memories:
+    for memory in sorted(memories, key=lambda memory: not memory.is_open):
         if memory.reason:
             parts.append(f'<p class="soft">{escape(memory.label)}: {escape(memory.reason)}</p>')
             continue
@@ -83,9 +90,10 @@ def forgetting_explorer(memories: Sequence[ModelHistory], names: Sequence[str]) 
             f"<h3>{escape(memory.label)}</h3><p>{memory.found} were found, {len(memory.lost)} of them are lost: "
             f"{forgotten} forgotten, {len(memory.lost) - forgotten} outnumbered. {_by_category(memory)}</p>"
         )
-        cards = "\n".join(_card(lost, names, pictures) for lost in memory.lost[:SHOWN])
+        cards = "\n".join(_card(lost, names, pictures) for lost in memory.shown)
         if cards:
-            more = f", the {SHOWN} that fell furthest" if len(memory.lost) > SHOWN else ""
+            is_cut = len(memory.lost) > len(memory.shown)
+            more = f": {len(memory.shown)} of {len(memory.lost)}, forgotten ones first" if is_cut else ""
             fold = "<details open>" if memory.is_open else "<details>"
             parts.append(f'{fold}<summary>lost{more}</summary><div class="grid">{cards}</div></details>')
     return "\n".join(parts)
@@ -96,19 +104,19 @@ def _by_category(memory: ModelHistory) -> str:
     return escape("By category: " + ", ".join(f"{name} {count}" for name, count in counts) + ".") if counts else ""
 
 
-def _card(lost: LostQuery, names: Sequence[str], pictures: dict[Clip, str]) -> str:
+def _card(lost: LostQuery, names: Sequence[str], pictures: Mapping[Clip, Strip]) -> str:
     word = "forgotten" if lost.is_forgotten else "outnumbered"
     own, other = ((item.path, item.segment) for item in (lost.item, lost.winner))
     said = lost.winner.captions[0] if lost.winner.captions else lost.winner.video
     return (
         f'<figure class="card"><p><b>{escape(lost.text)}</b></p>'
-        f"<p><small>{escape(names[lost.task])}, {escape(lost.item.category)}: "
+        f"<p><small>{escape(', '.join(dict.fromkeys((names[lost.task], lost.item.category))))}: "
         f"rank 1, now {lost.now:g} ({word})</small></p>"
         f"{_shown(own, lost.item, pictures, lost.text)}<p><small>now first, of {escape(names[lost.winner_task])}: "
         f"{escape(said)}</small></p>{_shown(other, lost.winner, pictures, said)}</figure>"
     )
 
 
-def _shown(clip: Clip, item: Item, pictures: dict[Clip, str], said: str) -> str:
-    """Return the picture of a video, or its ID if only features are here."""
+def _shown(clip: Clip, item: Item, pictures: Mapping[Clip, Strip], said: str) -> str:
+    """Return the picture (HTML) of a video, or its ID if there is no picture."""
     return image(clip, pictures, said) or f'<p class="soft">video {escape(item.video)}</p>'

@@ -1,4 +1,4 @@
-"""Pictures of frames with a model's attention to their patches, its merges or its experts' weights, in rows.
+"""Pictures of frames in rows, with the attention of a model to patches, its merges, or the weights of its experts.
 
 Shapes: T frames, H = W pixels, P patches of a frame (rows x columns).
 """
@@ -15,13 +15,13 @@ from PIL import Image, ImageDraw
 
 from ctvr.orchestrator.retrieval.attention import AttentionMaps, Merges, enlarged
 
-SIDE, GAP, TOP = 168, 4, 18  # pixels of a drawn frame, between frames, and of a line of text
+SIDE, GAP, TOP = 168, 4, 18  # pixels: side of a drawn frame, gap between frames, height of a line of text
 DIM = 0.15  # remaining brightness of a pixel without attention
 GOLDEN = 0.618033988749895  # step between hues that keeps any number of them far apart
 
 
 def draw_attention(found: AttentionMaps, names: Sequence[str]) -> list[Image.Image]:
-    """Draw a picture for each video: its frames, FFA's attention between frames (if any), and CLIP's within frames."""
+    """Draw a picture for each video: frames, FFA attention between frames (if any), CLIP attention within frames."""
     size = found.frames.shape[2]
     block = found.block + 1
     rows = {"frames": None, f"between frames (FFA, block {block})": found.temporal}
@@ -43,7 +43,7 @@ def draw_attention(found: AttentionMaps, names: Sequence[str]) -> list[Image.Ima
 
 
 def draw_merges(found: Merges, names: Sequence[str]) -> list[Image.Image]:
-    """Draw a picture for each video: its frames, and merged patches in their mean colour and one border."""
+    """Draw a picture for each video: its frames, without and with the colors of merged patches (`merged_patches`)."""
     drawn = []
     for number, name in enumerate(names):
         frames, tokens = found.frames[number].numpy(), found.tokens[number].numpy()
@@ -56,7 +56,13 @@ def draw_merges(found: Merges, names: Sequence[str]) -> list[Image.Image]:
 def draw_expert_weights(
     frames: np.ndarray, weights: Mapping[str, Mapping[str, Sequence[float]]], names: Sequence[str]
 ) -> list[Image.Image]:
-    """Draw a picture for each video: its frames (V, T, H, W, 3), under the weights of each gate's experts."""
+    """Draw a picture for each of V videos: the weights of the experts of each gate above its frames.
+
+    Args:
+        frames: pixels (V, T, H, W, 3), uint8.
+        weights: gate -> expert -> weight for each video.
+        names: names of the videos.
+    """
     drawn = []
     for number, name in enumerate(names):
         lines = [
@@ -68,9 +74,9 @@ def draw_expert_weights(
 
 
 def merged_patches(frames: np.ndarray, tokens: np.ndarray, rows: int) -> np.ndarray:
-    """Return frames (T, H, W, 3) in which the patches (T, P) of one token have their mean colour and a common border.
+    """Return frames (T, H, W, 3) in which the patches (T, P) of one token have their mean color and a common border.
 
-    Patches that were not merged stay unchanged.
+    Patches that were not merged are unchanged.
     """
     patch = frames.shape[1] // rows
     cells = frames.reshape(len(frames), rows, patch, rows, patch, 3).swapaxes(2, 3).copy()  # (T, r, c, p, p, 3)
@@ -88,7 +94,7 @@ def merged_patches(frames: np.ndarray, tokens: np.ndarray, rows: int) -> np.ndar
 
 
 def encode_pictures(pictures: Sequence[Image.Image], form: str) -> bytes:
-    """Encode pictures, one below the other, as "png" or "pdf"; the bytes depend only on the pictures."""
+    """Encode pictures, one below the other, as "png" or "pdf". The bytes depend only on the pictures."""
     width, height = max(each.width for each in pictures), sum(each.height for each in pictures)
     whole, top = Image.new("RGB", (width, height), "white"), 0
     for each in pictures:

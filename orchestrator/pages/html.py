@@ -1,4 +1,4 @@
-"""The template of every page: one file, no script, no network access, the system's light or dark mode."""
+"""The template of every page: one file without scripts and network access, in light or dark mode."""
 
 from __future__ import annotations
 
@@ -23,20 +23,29 @@ h1 { font-size: 1.5rem; line-height: 1.25 } h2 { font-size: 1.2rem; margin-top: 
 .scroll { overflow-x: auto } .scroll:focus-visible, summary:focus-visible { outline: 2px solid var(--c0) }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem }
 th, td { padding: .25rem .4rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap }
+thead th { white-space: normal; overflow-wrap: normal }
 th:first-child, td:first-child { text-align: left } .best { font-weight: 700 } .wrap { white-space: normal;
   min-width: 8.5rem } table:not(.heat) td:first-child { white-space: normal; max-width: 18rem;
   overflow-wrap: break-word }
 .all { display: none; font-size: .9rem; padding: .3rem 0 } tr.winner td, tr.winner td:first-child { background:
   var(--card) }
 @media screen and (max-width: 45rem) { .all { display: block } .table:not(:has(.all :checked)) .more { display: none }
-  table { font-size: .85rem }
+  table { font-size: .85rem } .wide svg text { font-size: 14px }
   th, td { padding: .25rem .2rem } table:not(.heat) td:first-child { min-width: 7.3rem; max-width: 9rem;
   overflow-wrap: anywhere } }
 .key { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; list-style: none; padding: 0; margin: .3rem 0;
   font-size: .85rem } .key svg { width: 2.6rem; height: .9rem; vertical-align: middle; margin-right: .4rem }
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 17rem), 1fr)); gap: 1rem }
+.wide { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1.5rem }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: .6rem; margin: 0 }
 .card img { width: 100%; height: auto; border-radius: 4px; display: block } .card p { margin: .4rem 0 0 }
+.strip { position: relative; display: block } .strip input { position: absolute; inset: 0; width: 100%;
+  height: 100%; margin: 0; opacity: 0; cursor: pointer } .strip :focus-visible + img { outline: 2px solid var(--c0) }
+.strip :checked + img { aspect-ratio: 1; max-width: 14rem; object-fit: cover;
+  animation: frames 2s steps(4, jump-none) infinite }
+.strip > span { display: grid; grid-template-columns: repeat(4, 1fr); text-align: center; font-size: .75rem;
+  color: var(--soft) } .strip :checked ~ span { visibility: hidden }
+@keyframes frames { from { object-position: 0 } to { object-position: 100% } }
 figure { margin: 0 } svg { width: 100%; max-width: 40rem; height: auto } svg text { fill: var(--soft);
   font: 12px system-ui, sans-serif; paint-order: stroke; stroke: var(--page); stroke-width: 3px }
 .paper td { color: var(--soft); font-style: italic }
@@ -55,7 +64,7 @@ details > summary { cursor: pointer; font-weight: 600; padding: .3rem 0 }
 
 
 def page(title: str, body: str, style: str = "", heading: str = "") -> str:
-    """Return a complete document. `title` and `heading` (default: the title) are text, `body` is HTML."""
+    """Return a complete HTML document. `title` and `heading` (default: the title) are text, `body` is HTML."""
     document = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -66,10 +75,10 @@ def page(title: str, body: str, style: str = "", heading: str = "") -> str:
 
 
 def check_page(path: Path) -> None:
-    """Check that a file can be written, before its page is computed. Creates nothing.
+    """Check that the file of a page can be written, before the page is computed. Do not create the file.
 
     Raises:
-        ConfigError: if it cannot; the message gives the reason.
+        ConfigError: if the file cannot be written; the message gives the reason.
     """
     path = path.expanduser().absolute()
     above = next(folder for folder in path.parents if folder.exists())
@@ -90,7 +99,7 @@ def write_page(path: Path, text: str) -> Path:
     """Write a page atomically, without secrets; return its absolute path.
 
     Raises:
-        ConfigError: if it cannot be written there.
+        ConfigError: if the page cannot be written there.
     """
     path = path.expanduser().absolute()
     try:

@@ -1,4 +1,4 @@
-"""The report of a sweep, a rerun or a stream's runs: one page that needs no other file, so that it can be mailed."""
+"""The report of a sweep, a rerun or the runs of a stream: one page without other files, which can be mailed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from ctvr.orchestrator.pages.charts import curves_html
 from ctvr.orchestrator.pages.forgetting import ModelHistory, forgetting_explorer
 from ctvr.orchestrator.pages.html import page
 from ctvr.orchestrator.pages.matrix_html import matrices_html
-from ctvr.orchestrator.pages.searched import SearchedSpace, searched_html
+from ctvr.orchestrator.pages.more_charts import cost_html, ranks_html
+from ctvr.orchestrator.pages.search_space import SearchedSpace
+from ctvr.orchestrator.pages.searched import searched_html
+from ctvr.orchestrator.tables.curves import reference_curves
 from ctvr.orchestrator.tables.formats import with_titles
 from ctvr.orchestrator.tables.table import Column, Row, Table, cell, number
 
@@ -23,22 +26,36 @@ MEANINGS = {  # beginning of a column's title -> meaning with its unit
 }
 
 
-def report(title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table], memories: Sequence[ModelHistory],
-           names: Sequence[str], searched: SearchedSpace | None = None) -> str:  # fmt: skip
-    """Return a complete document.
+def report(
+    title: str,
+    facts: Sequence[tuple[str, str]],
+    tables: Sequence[Table],
+    memories: Sequence[ModelHistory],
+    names: Sequence[str],
+    searched: SearchedSpace | None = None,
+    status: str = "",
+    confused: str = "",
+) -> str:
+    """Return the report as a complete HTML document.
 
     Args:
         title: name of the sweep, rerun or stream.
         facts: (heading, text): the question, the budget, the winner and its confirmation.
         tables: tables of the complete runs.
-        memories: model histories of the rows' first runs.
+        memories: found and lost queries of the first run of each row.
         names: names of the stream's tasks.
         searched: the space and the trials of the search, if one was run.
+        confused: the heat map of confused categories as HTML, shown with the first table.
+        status: what limits the results, for example "all runs: fewer epochs than recommended; 1 seed".
     """
-    said = "".join(_fact(what, text) for what, text in facts)
-    parts = [said]
+    parts = [f'<p class="soft">{escape(status)}</p>' if status else ""]
+    parts += [_best(table, f" ({table.heading})" if len(tables) > 1 else "") for table in tables]
+    parts += [_fact(what, text) for what, text in facts]
     for table in tables:
-        parts += [f"<h2>{escape(table.heading)}</h2>", table_html(table), curves_html(table)]
+        heading = "Results" if table.heading == title else table.heading
+        parts += [f"<h2>{escape(heading)}</h2>", matrices_html(table), table_html(table), curves_html(table)]
+        more = f"{ranks_html(table)}{cost_html(table)}{confused if table is tables[0] else ''}"
+        parts.append(f'<div class="wide">{more}</div>' if more else "")
     if memories:
         parts.append(forgetting_explorer(memories, names))
     if searched is not None:
@@ -46,19 +63,36 @@ def report(title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table]
     if tables:
         parts.append("<h2>Details</h2>")
     for table in tables:
-        parts += [matrices_html(table), notes_html(table)]
+        parts.append(notes_html(table))
     return page(title, "\n".join(parts))
 
 
+def _best(table: Table, where: str) -> str:
+    """Return a line (HTML) for each block of the table: its best row, with the value in the first column."""
+    found = []
+    untrained = reference_curves(table).get("zero-shot", []) if table.measured == "R@1" else []
+    for title, rows in table.blocks if table.columns else ():
+        column = table.columns[0]
+        row = rows[0] if len(rows) == 1 else next((row for row in rows if _wins(table, row)), None)
+        if row is None or column.key not in row.values:
+            continue
+        text = f"{escape(row.label)}, <b>{escape(column.title)} {escape(cell(row, column))}</b>"
+        if untrained and row.method != "zero_shot":
+            text += f", {row.values[column.key].mean - untrained[-1][1]:+.2f} over zero-shot"
+        head = ", ".join(filter(None, (escape(title), "best" * (len(rows) > 1)))) or "result"
+        found.append(f"<p>{head[0].upper()}{head[1:]}: {text}{escape(where)}</p>")
+    return "\n".join(found)
+
+
 def _fact(what: str, text: str) -> str:
-    """Return a fact as HTML; several lines are aligned text."""
+    """Return a fact as HTML. A text of several lines keeps its alignment."""
     if "\n" in text:
         return f"<p><b>{escape(what)}</b></p><pre>{escape(text)}</pre>"
     return f"<p><b>{escape(what)}</b><br>{escape(text)}</p>"
 
 
 def table_html(table: Table) -> str:
-    """Return the table as HTML with what its columns mean; a narrow screen shows the main columns first."""
+    """Return the table as HTML, then the meanings of its columns. A narrow screen shows the main columns first."""
     heads = [_cell("th", "Method")]
     heads += [_cell("th", f"{c.title}{ARROWS[c.better]}", "" if _is_main(c) else "more") for c in table.columns]
     heads += [_cell("th", title, "more wrap") for title in table.comparison_titles]
@@ -79,7 +113,7 @@ def table_html(table: Table) -> str:
 
 
 def notes_html(table: Table) -> str:
-    """Return all footnotes of a table, folded."""
+    """Return all notes and footnotes of a table as a folded list (HTML), or "" without notes."""
     notes = [*table.notes, *_marks(table)]
     notes += dict.fromkeys(f"Paper: {row.paper_source}" for row in table.rows if row.paper)
     notes += [f"{row.label}, paper: {mark}" for row in table.rows if row.paper for mark in row.paper_marks]
@@ -102,7 +136,7 @@ def _wins(table: Table, row: Row) -> bool:
 
 
 def _marks(table: Table) -> list[str]:
-    """Return the footnotes of rows; one that several rows share is listed once, after their names."""
+    """Return the footnotes of the rows, each once, with the labels of its rows before it."""
     rows: dict[str, list[str]] = {}
     for row in table.rows:
         for mark in row.marks:
@@ -111,7 +145,7 @@ def _marks(table: Table) -> list[str]:
 
 
 def _title(title: str, columns: int) -> str:
-    """Return the title of a block of rows as a line."""
+    """Return the title of a block of rows as a table row (HTML), or "" without a title."""
     return f'<tr><th scope="rowgroup" colspan="{columns}">{escape(title)}</th></tr>' if title else ""
 
 
@@ -127,7 +161,7 @@ def _row(table: Table, row: Row) -> str:
 
 
 def _printed(table: Table, row: Row) -> str:
-    """Return the paper's numbers for a row as the next line; empty if it prints none."""
+    """Return the published numbers for a row as a table row (HTML), or "" if there are none."""
     if not row.paper:
         return ""
     cells = [_cell("td", "paper")]

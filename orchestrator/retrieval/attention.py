@@ -35,16 +35,18 @@ class PatchMaps:
 
 @dataclass(frozen=True)
 class AttentionMaps(PatchMaps):
-    """Attention averaged over heads, in one block; the remainder to 1 is the class token's."""
+    """Attention averaged over heads, in one block; the remainder to 1 is the attention to the class token."""
 
     block: int  # 0-based
     spatial: Tensor  # (V, T, P): attention of a frame's class token within the frame
-    temporal: Tensor | None  # (V, T, P): attention of the neighbouring frame's class token to the frame; None: no FFA
+    temporal: (
+        Tensor | None
+    )  # (V, T, P): attention of the neighboring frame's class token to the frame; None without FFA
 
 
 @dataclass(frozen=True)
 class Merges(PatchMaps):
-    """Patches with equal numbers within a video are one token after the last block."""
+    """Patches of a video with equal token indices were merged into one token."""
 
     tokens: Tensor  # (V, T, P) int64
 
@@ -55,7 +57,7 @@ def attention_maps(model: Model, items: Sequence[Item], block: int | None = None
     Args:
         model: a model whose vision tower keeps all patches of a frame.
         items: videos.
-        block: counted from 1; None: the last one with frame fusion, or the last.
+        block: 1-based block; if None, the last one with frame fusion, or the last one if none has it.
 
     Raises:
         ConfigError: for a tower without patches or with merged ones, or a block that does not exist.
@@ -83,8 +85,8 @@ def attention_maps(model: Model, items: Sequence[Item], block: int | None = None
             f"in block {chosen + 1}, or bypasses CLIP's attention there" if spatial is not None else "in CLIP's blocks"
         )
         raise ConfigError(
-            f"plot attention: {model.method} has no patches of single frames {where}. Name another --block, or a model "
-            "that merges none, such as framefusion_moe."
+            f"plot attention: {model.method} has no patches of single frames {where}. Pass another --block, or a model "
+            "that does not merge patches, such as framefusion_moe."
         )
     shape = frames.shape[:2]
     temporal = seen.temporal.get(chosen)
@@ -95,7 +97,7 @@ def merges(model: Model, items: Sequence[Item]) -> Merges:
     """Return the patches that became one token.
 
     Raises:
-        ConfigError: if the model merges no patches, or also drops tokens.
+        ConfigError: if the model does not merge patches, or also drops tokens.
     """
     tower, frames, pictures = _tower(model), *_frames(model, items)
     with record_tokens() as states:
@@ -104,7 +106,7 @@ def merges(model: Model, items: Sequence[Item]) -> Merges:
     rows = _square(tower.num_tokens - tower.classes)
     if moved is None or rows is None:
         raise ConfigError(
-            f"plot merges: {model.method} merges no patches that can be drawn. Use a model with "
+            f"plot merges: {model.method} does not merge patches of frames. Use a model with "
             "method.reducer.name=tome, tome_shared or tempme."
         )
     shape = frames.shape[:2]
@@ -121,7 +123,7 @@ def expert_weights(model: Model, items: Sequence[Item]) -> tuple[Tensor, dict[st
     modules = model.trained.method.named_modules()
     gates = {name.rpartition(".")[2]: module for name, module in modules if isinstance(module, Gate)}
     if not gates:
-        raise ConfigError(f"plot gates: {model.method} has no gates over experts. Name a model trained with camoe.")
+        raise ConfigError(f"plot gates: {model.method} has no gates over experts. Pass a model trained with camoe.")
     frames, pictures = _frames(model, items)
     found: dict[str, dict[str, list[float]]] = {}
 
@@ -137,16 +139,16 @@ def expert_weights(model: Model, items: Sequence[Item]) -> tuple[Tensor, dict[st
 
 @torch.no_grad()
 def score_matrices(model: Model, number: int) -> tuple[Tensor, Tensor, list[str]]:
-    """Return scores of captions and their videos, (V, V) before and after calibration, and the videos' names.
+    """Return scores of captions and their videos, (V, V) before and after normalization, and the videos' names.
 
     The captions are the first ones of the first `number` videos of the last task.
 
     Raises:
-        ConfigError: if the method normalises no scores, or the model's stream is not available.
+        ConfigError: if the method does not normalize scores, or the model's stream is not available.
     """
     method = model.trained.method
     none = ConfigError(
-        f"plot scores: {model.method} changes no matrix of scores. Use one that does: dsl, or camoe with preset dsl."
+        f"plot scores: {model.method} does not normalize a matrix of scores. Use dsl, or camoe with preset dsl."
     )
     if not method.declared.normalizes_scores:
         raise none
@@ -155,12 +157,12 @@ def score_matrices(model: Model, number: int) -> tuple[Tensor, Tensor, list[str]
     texts = model.encode_text([item.captions[0] for item in chosen], block.task)
     plain = method.score(texts.to(model.device), block.features[: len(chosen)].to(model.device)).float()
     if plain.shape != (len(chosen), len(chosen)):
-        raise none  # it has several scores for a pair, which calibration combines
+        raise none  # it has several scores for a pair, which normalization combines
     return plain.cpu(), method.normalize_scores(plain).float().cpu(), [item.video for item in chosen]
 
 
 class AttentionRecorder:
-    """Records the attention of class tokens by block, averaged over heads, (G, P) and (V, T, P)."""
+    """Recorder of the attention of class tokens by block, averaged over heads, (G, P) and (V, T, P)."""
 
     def __init__(self) -> None:
         self.spatial: dict[int, Tensor] = {}
@@ -196,7 +198,7 @@ def _tower(model: Model) -> VisionTower:
 
 
 def _frames(model: Model, items: Sequence[Item]) -> tuple[Tensor, Tensor]:
-    """Return frames (V, T, 3, H, W) as the method receives them, and as pictures (V, T, H, W, 3) uint8."""
+    """Return frames (V, T, 3, H, W) as the method receives them, and as images (V, T, H, W, 3) uint8."""
     frames = torch.cat(list(model.frames_of(items)))
     clip = model.trained.clip
     mean, std = (frames.new_tensor(values)[:, None, None] for values in (clip.mean, clip.std))
@@ -210,7 +212,7 @@ def _square(patches: int) -> int | None:
 
 
 def enlarged(maps: Tensor, rows: int, size: int) -> Tensor:
-    """Return maps (V, T, P) as smooth pictures (V, T, size, size) in [0, 1], each frame scaled independently."""
+    """Return maps (V, T, P) as smooth images (V, T, size, size) in [0, 1], each frame scaled independently."""
     grid = maps.flatten(0, 1).unflatten(-1, (rows, -1))[:, None]
     large = F.interpolate(grid, size=(size, size), mode="bicubic", align_corners=False)[:, 0]
     low, high = large.amin(dim=(1, 2), keepdim=True), large.amax(dim=(1, 2), keepdim=True)

@@ -14,7 +14,7 @@ def check_query(texts: Sequence[str], k: int = 1) -> None:
         ConfigError: for an empty text, or k < 1.
     """
     if not texts or not all(text.strip() for text in texts):
-        raise ConfigError("the text is empty. Describe a video, such as 'a red square moves left'.", "search")
+        raise ConfigError("the text is empty. Describe a video, such as 'a dog runs along a beach'.", "search")
     check_count(k)
 
 
@@ -25,4 +25,4 @@ def check_count(k: int) -> None:
         ConfigError: for k < 1.
     """
     if k < 1:
-        raise ConfigError(f"k counts videos and must be >= 1, got {k}", "search", remedy="Write -k 10.")
+        raise ConfigError(f"k counts videos and must be >= 1, got {k}", "search", remedy="Use -k 10.")

@@ -48,7 +48,7 @@ def text_drift(states: Iterable[Model], number: int) -> Drift:
         if len(found) == len(blocks):
             last = _features(state, len(blocks) - 1, number)
     if len(found) < 2:
-        raise ConfigError("plot drift: the run has learned only one task, so there is no drift. Name another run.")
+        raise ConfigError("plot drift: the run has learned only one task, so there is no drift. Pass another run.")
     points = torch.stack(found)
     cosines = F.cosine_similarity(points, points[:1], dim=-1).mean(dim=1)
     flat, explained = principal(torch.cat([points.flatten(0, 1), last]).double().numpy())
@@ -61,7 +61,7 @@ def text_drift(states: Iterable[Model], number: int) -> Drift:
 def principal(features: np.ndarray) -> tuple[np.ndarray, float]:
     """Project rows (R, d) to their two principal directions (R, 2); also return the share of variance in them.
 
-    The sign of a direction is arbitrary: its largest entry is made positive, so that a figure is reproducible.
+    The sign of a direction is arbitrary, so its largest entry is made positive to make figures reproducible.
     """
     centred = features - features.mean(axis=0)
     _, sizes, directions = np.linalg.svd(centred, full_matrices=False)

@@ -1,6 +1,6 @@
 """Retrieval with a trained model: features of texts and videos, and the videos that match a text best.
 
-Shapes: N texts, V videos, d joint embedding, d' numbers of an imported vector of a caption. Features are (., d) for
+Shapes: N texts, V videos, d joint embedding, d' dimensions of an imported vector of a caption. Features are (., d) for
 most methods; some keep a row for every frame.
 """
 
@@ -33,6 +33,7 @@ from ctvr.orchestrator.learning.evaluation.ranking import score_reader, topk
 from ctvr.orchestrator.learning.evaluation.tiled_scorer import TiledScorer, offsets
 from ctvr.orchestrator.learning.run.factory import TrainedModel
 from ctvr.orchestrator.retrieval.checks import check_count, check_query
+from ctvr.orchestrator.retrieval.hits import Hit, Hits
 from ctvr.orchestrator.retrieval.query_vectors import QueryEncoder, check_one_embedder, check_query_vectors
 from ctvr.orchestrator.retrieval.video_files import Videos, is_folder, videos_of
 from ctvr.orchestrator.store.store import Store
@@ -46,38 +47,21 @@ Queries = Sequence[str] | Array  # texts, or vectors (N, d') of texts for a mode
 
 
 @dataclass(frozen=True)
-class Hit:
-    """One retrieved video. `rank` 1 matches best; `score` is the method's similarity, a cosine for most.
-
-    `path` is empty if only features of the video are here.
-    """
-
-    rank: int
-    score: float
-    video: str
-    path: str
-    segment: tuple[float, float] | None = None  # start and end in the file, in seconds
-    task: str = ""  # name in the stream; empty for the user's videos
-    captions: tuple[str, ...] = ()
-    category: str = ""  # name in the stream; empty for the user's videos
-
-
-@dataclass(frozen=True)
 class Block:
     """Searched videos and their features."""
 
     items: tuple[Item, ...]
     features: Tensor  # (V, ...) on the CPU
-    task: int | None = None  # 0-based; None: the user's videos
+    task: int | None = None  # 0-based; None for the user's videos
     name: str = ""
 
 
 @dataclass
 class Model:
-    """A trained method that can be queried: `model.search("a red square moves left")`.
+    """A trained method that can be queried: `model.search("a dog runs along a beach")`.
 
     Without `videos`, the videos of its stream are searched. Their features are those that were stored when their task
-    was learned, if the run still has them, else the model encodes them now.
+    was learned, if the run still has them; otherwise the model encodes them now.
 
     Attributes:
         name: the name by which it was loaded.
@@ -85,11 +69,11 @@ class Model:
         store: keeps decoded frames, so that a video is decoded once.
         stream: the stream of its training; None if it is not available.
         run: name of the run that trained it; empty for a folder. `name` may refer to another run later.
-        places: folder of the videos of a stream of features, for pictures.
+        places: index of the folder from which images of the videos of a stream of features are taken.
     """
 
     name: str
-    trained: TrainedModel = field(repr=False)  # else a notebook prints every module
+    trained: TrainedModel = field(repr=False)  # a notebook would otherwise print every module
     store: Store = field(repr=False)
     stream: Stream | None = field(default=None, repr=False)
     device: torch.device = field(default_factory=lambda: torch.device("cuda" if torch.cuda.is_available() else "cpu"))
@@ -123,7 +107,7 @@ class Model:
 
         Args:
             texts: one or several texts, or their vectors as for `search`.
-            task: 0-based task whose videos are searched, for methods that prompt by task; None: the last.
+            task: 0-based task whose videos are searched, for methods that prompt by task; if None, the last.
 
         Raises:
             ConfigError: for a text without words, or a task that the model has not learned.
@@ -135,7 +119,7 @@ class Model:
             check_query(queries)
             return cut_tokens(self._clip.tokenize(list(queries)), self.trained.experiment.data.max_tokens)
         if not isinstance(self._clip, Vectors):
-            raise ConfigError("takes texts, not vectors", f"model {self.name}", remedy="Give the texts.")
+            raise ConfigError("takes texts, not vectors", f"model {self.name}", remedy="Pass the texts.")
         check_one_embedder(self.trained.method, self.name)
         given = check_query_vectors(queries, f"model {self.name}", self._clip.text.width)
         return self._clip.text.table.hold(torch.from_numpy(given))[:, None]
@@ -151,15 +135,15 @@ class Model:
         return self._encode(videos_of(videos))
 
     @overload
-    def search(self, query: str, k: int = 10, videos: Videos | None = None) -> list[Hit]: ...  # type: ignore
+    def search(self, query: str, k: int = 10, videos: Videos | None = None) -> Hits: ...  # type: ignore
 
     @overload
-    def search(self, query: Sequence[str], k: int = 10, videos: Videos | None = None) -> list[list[Hit]]: ...
+    def search(self, query: Sequence[str], k: int = 10, videos: Videos | None = None) -> list[Hits]: ...
 
     @overload
     def search(self, query: Array, k: int = 10, videos: Videos | None = None) -> Any: ...
 
-    def search(self, query: str | Queries, k: int = 10, videos: Videos | None = None) -> list[Hit] | list[list[Hit]]:
+    def search(self, query: str | Queries, k: int = 10, videos: Videos | None = None) -> Hits | list[Hits]:
         """Return the k videos that match a text best, best first; for several texts a list for each.
 
         With transductive methods (dual softmax), texts that are searched together influence each other.
@@ -168,7 +152,7 @@ class Model:
             query: a text or several. For a model over imported features also a vector (d',) or several (N, d'), as the
                 embedder of the captions computes them.
             k: number of videos per text, >= 1.
-            videos: a folder, a file or files of the user; None: the videos of the stream.
+            videos: a folder, a file or files of the user; if None, the videos of the stream.
 
         Raises:
             ConfigError: for an empty text, a text or vector that the model cannot encode, k < 1, or videos that do not
@@ -184,7 +168,7 @@ class Model:
         blocks = self.gallery() if videos is None else [self.encode_gallery(videos)]
         starts, found = offsets(len(block.items) for block in blocks), []
         for values, columns in zip(*(each.tolist() for each in self._best(texts, blocks, k))):
-            hits = []
+            hits = Hits()
             for number, (score, column) in enumerate(zip(values, columns), 1):
                 at = bisect_right(starts, column) - 1
                 block, item = blocks[at], blocks[at].items[column - starts[at]]
@@ -194,7 +178,7 @@ class Model:
         return found[0] if is_one else found
 
     def picture_of(self, item: Item) -> tuple[str, tuple[float, float] | None]:
-        """Return file and segment of a video for a picture; "" without a file."""
+        """Return the file and segment from which an image of a video is taken; the file is "" if none exists."""
         return picture_of(item, self.places)
 
     def gallery(self) -> list[Block]:
@@ -209,7 +193,7 @@ class Model:
             name = self.trained.experiment.run.stream
             import_it = f"Import {name} on this machine, or pass --runs with the folder that contains it."
             takes_features = self._clip.vision.takes_features
-            remedy = import_it if takes_features else "Name the videos to search: --gallery FOLDER."
+            remedy = import_it if takes_features else "Add --gallery FOLDER with the videos to search."
             raise ConfigError(f"its stream {name} is not available", f"model {self.name}", remedy=remedy)
         split, stored = self.trained.experiment.evaluation.split, self.trained.galleries
         items = [self.stream.items(index, split) for index in range(len(self.stream.tasks))]
@@ -237,7 +221,7 @@ class Model:
         )
 
     def _best(self, texts: Queries, blocks: Sequence[Block], k: int) -> tuple[Tensor, Tensor]:
-        """Return scores (N, k) and columns (N, k) of the best matches; normalised scores need the matrix (N, V)."""
+        """Return scores (N, k) and columns (N, k) of the best matches; normalized scores need the matrix (N, V)."""
         method, chunk = self.trained.method, self.trained.experiment.evaluation.query_chunk
         galleries = [block.features for block in blocks]
         columns = offsets(map(len, galleries))
@@ -264,12 +248,12 @@ class Model:
 
     @torch.no_grad()
     def encode_frames(self, frames: Tensor) -> Tensor:
-        """Return features of normalised frames (V, T, 3, H, W), (V, ...) float32 on the CPU."""
+        """Return features of normalized frames (V, T, 3, H, W), (V, ...) float32 on the CPU."""
         with self._precision(), merged_weights():
             return self.trained.method.encode_video(frames).float().cpu()
 
     def frames_of(self, items: Sequence[Item]) -> Iterator[Tensor]:
-        """Yield normalised frames (B, T, 3, H, W) of videos in evaluation batches; missing ones are decoded.
+        """Yield normalized frames (B, T, 3, H, W) of videos in evaluation batches; missing ones are decoded.
 
         Raises:
             VideoError: if a file is not a readable video.
@@ -343,7 +327,7 @@ class Model:
             raise ConfigError(
                 "searches imported features and cannot encode videos",
                 f"model {self.name}",
-                remedy="Leave out --gallery to search the videos of its stream.",
+                remedy="Omit --gallery to search the videos of its stream.",
             )
 
     def _precision(self) -> AbstractContextManager[object]:

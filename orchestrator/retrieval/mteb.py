@@ -5,7 +5,7 @@
     mteb.evaluate(model, mteb.get_tasks(["MSVDT2VRetrieval"]))
 
 The methods are those of mteb's `EncoderProtocol` (2.26). mteb itself is needed only for `mteb_model_meta`. Final
-calibrations over the whole matrix (dual softmax) are left out, since MTEB requests similarities in parts; a method
+normalization over the whole matrix (dual softmax) is left out, because MTEB requests similarities in parts; a method
 that prompts by task encodes texts for its last one.
 
 Shapes: N inputs, T frames of a video, d joint embedding.
@@ -35,7 +35,7 @@ class MtebEncoder:
 
     Args:
         model: from `ctvr.load`.
-        name: OWNER/NAME in MTEB's results; default: the name of the run. MTEB stores results by it and `revision`.
+        name: OWNER/NAME in MTEB's results; default: the name of the run. MTEB stores results by name and `revision`.
     """
 
     def __init__(self, model: Model, name: str = "") -> None:
@@ -49,7 +49,7 @@ class MtebEncoder:
 
         Args:
             inputs: a DataLoader of batches with the key "video" (decoders of torchcodec, or frames (n, 3, H, W) uint8
-                of any number, from which T are selected as in training) or else "text".
+                of any number, from which T are selected as in training) or "text".
 
         Raises:
             ConfigError: for a batch with neither, or with both.
@@ -116,7 +116,7 @@ class MtebEncoder:
 
 
 def _with_decoders(inputs: Any) -> Iterable[Mapping[str, Any]]:
-    """Yield the batches; videos of mteb's DataLoader stay decoders and are not stacked."""
+    """Yield the batches; videos of mteb's DataLoader remain decoders and are not stacked."""
     if "video" in getattr(getattr(inputs, "dataset", None), "features", ()):
         inputs.collate_fn = lambda rows: {key: [row[key] for row in rows] for key in rows[0]}
     return inputs

@@ -1,6 +1,6 @@
 """Vectors of queries for a model over imported features: those of the user, or of the text encoder that the card names.
 
-Shapes: N queries, d' numbers of a caption's vector.
+Shapes: N queries, d' dimensions of a caption's vector.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def read_query_vectors(file: Path) -> np.ndarray:
     """Read query vectors (N, d') float32 from a file with one array (N, d') or (d',), such as .npy.
 
     Raises:
-        ConfigError: for an unreadable file, another shape, NaN or infinite numbers, or a vector of zeros.
+        ConfigError: for an unreadable file, another shape, NaN or infinite values, or a vector of zeros.
     """
     found = read_arrays(file)
     if not isinstance(found, np.ndarray):
@@ -47,14 +47,14 @@ def read_query_vectors(file: Path) -> np.ndarray:
 
 
 def check_one_embedder(method: Method, model: str) -> None:
-    """Refuse query vectors for an upgraded method that reads those of the old embedder, too.
+    """Refuse query vectors for an upgraded method that also needs vectors by the old embedder.
 
     Raises:
-        ConfigError: if the method is one.
+        ConfigError: for such a method.
     """
     if isinstance(method, Upgraded) and method.queries == "both":
         fault = "needs vectors of a query by the old and the new embedder"
-        raise ConfigError(fault, f"model {model}", remedy="Give captions of the stream, or use upgrade.queries=map.")
+        raise ConfigError(fault, f"model {model}", remedy="Use captions of the stream, or use upgrade.queries=map.")
 
 
 def check_query_vectors(found: Any, where: str = "search", width: int = 0) -> np.ndarray:
@@ -63,17 +63,17 @@ def check_query_vectors(found: Any, where: str = "search", width: int = 0) -> np
     Args:
         found: an array or tensor (N, d') or (d',).
         where: their name in errors.
-        width: d' of the model's captions; 0: any.
+        width: d' of the model's captions; 0 accepts any width.
 
     Raises:
-        ConfigError: for another shape or width, NaN or infinite numbers, or a vector of zeros.
+        ConfigError: for another shape or width, NaN or infinite values, or a vector of zeros.
     """
     given = found.detach().float().cpu() if isinstance(found, Tensor) else found
     try:
         vectors = validate_features(np.asarray(given), where)
     except VideoError as error:
         fault = error.reason.replace("features", "query vectors").replace("frames", "queries")
-        raise ConfigError(fault, where, remedy="Give an array (queries, d) or (d,).") from error
+        raise ConfigError(fault, where, remedy="Pass an array (queries, d) or (d,).") from error
     if width and vectors.shape[1] != width:
         fault = f"query vectors have {vectors.shape[1]} dimensions, but the captions of the model have {width}"
         raise ConfigError(fault, where, remedy="Embed the queries as the captions were.")
@@ -85,7 +85,7 @@ def check_query_vectors(found: Any, where: str = "search", width: int = 0) -> np
 
 @dataclass
 class QueryEncoder:
-    """Encoder of texts for a model over the features of a stream; it loads nothing before the first text.
+    """Encoder of texts for a model over the features of a stream, loaded when it receives the first text.
 
     Attributes:
         stream: the model's stream; None if it is not available.
@@ -100,10 +100,10 @@ class QueryEncoder:
     _captions: tuple[dict[str, int], CaptionTable] | None = None
 
     def __call__(self, texts: list[str]) -> Tensor:
-        """Return vectors (N, d') of texts: imported ones of captions, and those of the encoder for all other texts.
+        """Return vectors (N, d') of texts: imported vectors of captions of the stream, encoded ones of all other texts.
 
         Raises:
-            ConfigError: if the card names no encoder that can be loaded, or its vectors differ from the stored ones.
+            ConfigError: if the card's encoder cannot be loaded, or its vectors differ from the stored ones.
         """
         if self.stream is None or not self.stream.text_features:
             raise self._refusal(texts[0], "its stream is not available")
@@ -157,7 +157,7 @@ class QueryEncoder:
 
 @dataclass(frozen=True)
 class _TextEncoder:
-    """The text tower of a CLIP, with the card's prompt and normalisation."""
+    """The text tower of a CLIP, with the card's prompt and normalization."""
 
     clip: Clip
     prompt: str
@@ -183,7 +183,7 @@ def _backbone_of(card: Card) -> BackboneConfig:
         check_backbone(name, "random")
     except ValueError as error:
         raise ConfigError("open_clip has no such model", card.path) from error
-    if not tag or is_path(tag) or tag == "random":  # a card names no file to open
+    if not tag or is_path(tag) or tag == "random":  # a card must not name a file to open
         raise ConfigError("its revision is not a tag of open_clip, such as openai", card.path)
     return BackboneConfig(name=name, weights=tag)
 

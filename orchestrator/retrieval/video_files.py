@@ -53,5 +53,5 @@ def videos_of(videos: Videos) -> tuple[Item, ...]:
     if missing := [path for path in paths if not path.is_file()]:
         raise ConfigError(f"{missing[0]} is not a file or a folder of videos.", "videos")
     if not paths:
-        raise ConfigError("the list is empty", "videos", remedy="Name a folder or files.")
+        raise ConfigError("the list is empty", "videos", remedy="Pass a folder or files.")
     return tuple(Item(printable(path.stem), str(path.resolve()), None, "", ()) for path in paths)

@@ -1,4 +1,4 @@
-"""The HTTP service: /search, /health, /thumbnail/ID and a page at /. It only reads.
+"""The HTTP service: /search, /health, /thumbnail/ID and a page at /. The service only reads.
 
 Queries run sequentially in one thread and thumbnails in another, so that a slow video does not delay queries.
 """
@@ -20,13 +20,13 @@ from starlette.types import ASGIApp
 
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.pages.search_page import CONTENT_POLICY, search_page
-from ctvr.orchestrator.pages.thumbnails import Thumbnails
-from ctvr.orchestrator.retrieval.model import Hit
+from ctvr.orchestrator.retrieval.hits import Hit
 from ctvr.orchestrator.serving.gate import Gate
 from ctvr.orchestrator.serving.snapshot import Snapshot, video_id
+from ctvr.orchestrator.video.thumbnails import Thumbnails
 
 MAX_CHARACTERS, MAX_HITS = 1000, 100
-EXAMPLE = "Write for example: /search?q=a+red+square&k=10"
+EXAMPLE = "Use for example: /search?q=a+red+square&k=10"
 Text = Annotated[str, Query(max_length=MAX_CHARACTERS)]
 Count = Annotated[int, Query(ge=1, le=MAX_HITS)]
 Result = TypeVar("Result")
@@ -44,7 +44,7 @@ class Service:
 
     Args:
         current: returns the snapshot that answers the next query.
-        token: required of every request; empty: requests must name this machine as their host.
+        token: token that every request must send; if empty, requests must name this machine as their host.
     """
 
     def __init__(self, current: Callable[[], Snapshot], token: str = "") -> None:
@@ -110,6 +110,7 @@ class Service:
                 len(snapshot.videos),
                 MAX_CHARACTERS,
                 MAX_HITS,
+                [(caption, _picture(video, snapshot)) for caption, video in snapshot.examples],
             )
             return HTMLResponse(text, headers={"Content-Security-Policy": CONTENT_POLICY})
 
@@ -118,6 +119,10 @@ class Service:
 
 def _address(hit: Hit) -> str:
     return f"/thumbnail/{video_id(hit.task, hit.video, hit.segment)}"
+
+
+def _picture(video: str, snapshot: Snapshot) -> str:
+    return f"/thumbnail/{video}" if snapshot.model.picture_of(snapshot.videos[video])[0] else ""
 
 
 def _fields(hit: Hit) -> dict[str, Any]:
@@ -133,7 +138,7 @@ def _fields(hit: Hit) -> dict[str, Any]:
 
 
 async def _refuse_arguments(request: Request, error: Exception) -> AsciiJSON:
-    """Answer a wrong argument with one line: its name, what is wrong, what to write."""
+    """Answer a wrong argument with one line: its name, the permitted values and an example."""
     if not isinstance(error, RequestValidationError):
         return AsciiJSON({"error": str(error)}, 422)
     first = error.errors()[0]

@@ -1,4 +1,4 @@
-"""Limits of a connection before its request is complete: no token is needed to connect, so they hold for everybody."""
+"""Limits of connections without a complete request, for every client, because connecting requires no token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-SECONDS = 10.0  # until the headers of a request are complete
+SECONDS = 10.0  # longest time until the headers of a request are complete
 MAX_CONNECTIONS = 100
 PER_CLIENT = 20  # connections of one address
 MAX_HEAD = 16 * 1024  # bytes of a request's first line and headers
@@ -18,14 +18,14 @@ MAX_HEAD = 16 * 1024  # bytes of a request's first line and headers
 class Connection(H11Protocol):
     """A connection that is closed if its headers are too slow or too long.
 
-    A new connection closes the one that has waited longest for a request, of its own address or of all, once these
-    have as many as permitted. So connections that send nothing do not lock others out.
+    If its address or all addresses together have as many connections as permitted, a new connection closes the one
+    that has waited longest for a request. So connections that do not send a request cannot lock out other clients.
     """
 
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Start the time limit, and make room."""
+        """Start the time limit, and close the oldest waiting connection if there are too many."""
         super().connection_made(transport)
         self._await_request()
         mine = [each for each in self._others() if each.client and self.client and each.client[0] == self.client[0]]
@@ -56,7 +56,7 @@ class Connection(H11Protocol):
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Cancel the time limit."""
         self._stop_waiting()
         super().connection_lost(exc)
 

@@ -19,7 +19,7 @@ from ctvr.orchestrator.proxies import is_loopback
 from ctvr.orchestrator.text_files import MIB, read_bytes
 
 TOKEN = "CTVR_SERVE_TOKEN"
-LEAST = 16  # characters of a token
+LEAST = 16  # smallest number of characters of a token
 _HOST = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::\d+)?")
 HEADERS = {  # headers of every response; the page adds its own Content-Security-Policy
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -31,17 +31,17 @@ HEADERS = {  # headers of every response; the page adds its own Content-Security
 
 
 def read_token(host: str, file: Path | None) -> str:
-    """Return the token of a file, else of the environment; empty if none is needed or given.
+    """Return the token of a file, or without a file of the environment; "" if none is needed or given.
 
     Raises:
-        ConfigError: without a token for a host that others can reach, or for one that is too short.
+        ConfigError: if the token is too short, or is missing although other machines can reach the host.
     """
     place, token = TOKEN, os.environ.get(TOKEN, "")
     if file is not None:
         try:
             place, token = f"--token-file {file}", read_bytes(file.expanduser(), most=MIB).decode("ascii")
         except UnicodeDecodeError as error:
-            raise ConfigError(f"--token-file {file}: cannot be read (it is not ASCII). Give another file.") from error
+            raise ConfigError(f"--token-file {file}: cannot be read (it is not ASCII). Use another file.") from error
         except ConfigError as error:  # absent, a FIFO or a device
             raise ConfigError(f"--token-file {error}") from error
     token = token.strip()
@@ -52,17 +52,17 @@ def read_token(host: str, file: Path | None) -> str:
         )
     address, _, port = host.rpartition(":")
     if port.isdecimal() and ":" not in address:
-        raise ConfigError(f"--host {host}: is an address with a port. Write --host {address} --port {port}.")
+        raise ConfigError(f"--host {host}: is an address with a port. Use --host {address} --port {port}.")
     if not token and not is_loopback(host):
         raise ConfigError(
-            f"--host {host}: others can reach this address, so a token is needed. Set {TOKEN}, or give --token-file "
+            f"--host {host}: others can reach this address, so a token is needed. Set {TOKEN}, or add --token-file "
             "FILE."
         )
     return token
 
 
 class Gate:
-    """Refuses requests without the token (401) or, if none is set, for other hosts (400: DNS rebinding)."""
+    """ASGI middleware that refuses requests without the token (401) or, without one, for other hosts (400)."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self.app, self.token = app, hashlib.sha256(token.encode()).digest() if token else b""
@@ -80,7 +80,7 @@ class Gate:
 
     def _refusal(self, headers: Headers) -> JSONResponse | None:
         if self.token:
-            if hmac.compare_digest(hashlib.sha256(_given(headers.get("authorization", ""))).digest(), self.token):
+            if hmac.compare_digest(hashlib.sha256(_parse_token(headers.get("authorization", ""))).digest(), self.token):
                 return None
             text = "the token is missing or wrong. Send the header Authorization: Bearer TOKEN."
             asks = {"WWW-Authenticate": 'Basic realm="ctvr: any name, the token as password", charset="UTF-8"'}
@@ -91,7 +91,7 @@ class Gate:
         return JSONResponse({"error": "Host: is not this machine. Open the address that ctvr serve printed."}, 400)
 
 
-def _given(authorization: str) -> bytes:
+def _parse_token(authorization: str) -> bytes:
     """Return the token of a header: `Bearer TOKEN`, or the password of `Basic`, which browsers send."""
     kind, _, value = authorization.strip().partition(" ")
     if kind.lower() == "basic":

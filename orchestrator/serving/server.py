@@ -18,29 +18,29 @@ if TYPE_CHECKING:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a bound socket that does not listen yet: a wrong address is then refused before a model is loaded.
+    """Return a bound socket that does not listen yet, so that a wrong address is refused before a model is loaded.
 
     Raises:
         ConfigError: for an unknown host, or a port that is in use or not permitted.
     """
     if not 0 <= port < 65536:
-        raise ConfigError(f"--port {port}: is not a port. Give a number from 1 to 65535, or 0 for a free one.")
+        raise ConfigError(f"--port {port}: is not a port. Use a number from 1 to 65535, or 0 for a free one.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
-        raise ConfigError("is not an address of this machine", f"--host {host}", remedy="Write 127.0.0.1.") from error
-    found = socket.socket(family, kind, protocol)  # else asyncio sets no TCP_NODELAY: 40 ms per response
+        raise ConfigError("is not an address of this machine", f"--host {host}", remedy="Use 127.0.0.1.") from error
+    found = socket.socket(family, kind, protocol)  # without `protocol` asyncio does not set TCP_NODELAY (40 ms)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
     except OSError as error:
         found.close()
         if error.errno == errno.EADDRINUSE:
-            text = f"--port {port}: is in use on {host}. Give another, or 0 for a free one."
+            text = f"--port {port}: is in use on {host}. Use another, or 0 for a free one."
         elif error.errno == errno.EACCES:
-            text = f"--port {port}: needs root privileges. Give a number above 1023, or 0 for a free one."
+            text = f"--port {port}: needs root privileges. Use a number above 1023, or 0 for a free one."
         else:
-            text = f"--host {host}: is not an address of this machine ({error.strerror}). Write 127.0.0.1."
+            text = f"--host {host}: is not an address of this machine ({error.strerror}). Use 127.0.0.1."
         raise ConfigError(text) from error
     return found
 
@@ -52,7 +52,7 @@ def address_of(bound: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """A server that ends at the first signal, with open connections; `ended_by` is the signal."""
+    """A server that ends at the first signal, even with open connections; `ended_by` is the signal."""
 
     ended_by = 0
 
@@ -78,5 +78,5 @@ class Server(uvicorn.Server):
 
     @property
     def is_terminated(self) -> bool:
-        """Return whether SIGTERM ended it, rather than Ctrl-C."""
+        """Return whether SIGTERM, not Ctrl-C, ended the server."""
         return self.ended_by == signal.SIGTERM

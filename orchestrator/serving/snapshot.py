@@ -14,15 +14,18 @@ from functools import cached_property
 
 from ctvr.methods.backbone.merged_weights import MergeCache, merged_weights
 from ctvr.orchestrator.redaction import redact
-from ctvr.orchestrator.retrieval.model import Hit, Model
+from ctvr.orchestrator.retrieval.hits import Hit
+from ctvr.orchestrator.retrieval.model import Model
+from ctvr.orchestrator.streams.example_queries import example_queries
 from ctvr.orchestrator.streams.stream import Item
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 2.0
+EXAMPLES = 3  # queries on the first page
 
 
 def video_id(task: str, video: str, segment: tuple[float, float] | None) -> str:
-    """Return the id of a video in addresses: 20 hexadecimal digits, the same in every snapshot that contains it."""
+    """Return the id of a video in addresses: 20 hexadecimal digits, equal in all snapshots."""
     return hashlib.sha256(repr((task, video, segment)).encode("utf-8", "backslashreplace")).hexdigest()[:20]
 
 
@@ -49,9 +52,16 @@ class Snapshot:
         blocks = self.model.gallery()
         return {video_id(block.name, item.video, item.segment): item for block in blocks for item in block.items}
 
+    @cached_property
+    def examples(self) -> list[tuple[str, str]]:
+        """Return captions of searched videos that the model answers best, with the video's id; [] without a stream."""
+        stream, ids = self.model.stream, {item: each for each, item in self.videos.items()}
+        found = [] if stream is None else example_queries(stream, self.model.trained.ranks, EXAMPLES)
+        return [(caption, ids[item]) for caption, item in found if item in ids]
+
 
 class Watcher:
-    """Holds the current snapshot; a thread replaces it when a newer one is available.
+    """Holder of the current snapshot, which a thread replaces when a newer one is available.
 
     Args:
         first: the snapshot to begin with.

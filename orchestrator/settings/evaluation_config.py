@@ -10,38 +10,43 @@ from ctvr.methods.settings import SettingError, require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """Settings of evaluation and of the choice of an epoch."""
+    """Settings of evaluation and of the selection of an epoch."""
 
-    split: Literal["val", "test"] = setting("test", doc="evaluated split; searches optimise on val, tables report test")
+    split: Literal["val", "test"] = setting("test", doc="evaluated split; searches optimize on val, tables report test")
     select: Literal["last", "best"] = setting(
-        "last", doc="epoch that is kept. best: the one with the highest R@1 on select_split (marked in tables)"
+        "last", doc="epoch whose weights are kept. best: highest R@1 on select_split (marked in tables)"
     )
     select_split: Literal["val", "test", "same"] | None = setting(
         None,
-        doc="split for select=best. same: the evaluated split; none: val where the stream has validation "
-        "videos, else the same",
+        doc="split on which select=best compares epochs. same: the evaluated split; none: val if the stream has "
+        "validation videos, otherwise the evaluated split",
     )
     patience: int | None = setting(
         None,
-        doc="with select=best, epochs without improvement after which a task ends; counted after `patience_start`",
+        doc="with select=best, number of epochs without improvement after which a task ends, counted from "
+        "`patience_start`",
     )
-    patience_start: int = setting(10, doc="first epochs of a task that `patience` does not count", exact=True)
-    batch_size: int = setting(32, doc="videos read, or captions encoded, in a step")
+    patience_start: int = setting(10, doc="number of first epochs of a task that `patience` skips", exact=True)
+    batch_size: int = setting(32, doc="number of videos that are read, or captions that are encoded, in a step")
     query_chunk: int = setting(512, doc="queries per scoring step")
-    log_losses: bool = setting(False, doc="all losses on the evaluated split's pairs after every epoch (CAMoE, fig. 6)")
+    log_losses: bool = setting(
+        False, doc="whether to log all losses on the evaluated split's pairs after every epoch (CAMoE, fig. 6)"
+    )
     every_epoch: bool = setting(
         False,
-        doc="metrics of a task also after each of its epochs, as epoch/...; searches of streams with one task "
-        "set it to stop trials early",
+        doc="whether to measure the metrics of a task after each of its epochs, too, as epoch/...; searches of streams "
+        "with one task set it to stop trials early",
     )
     own_gallery: Literal["alone", "cut"] = setting(
         "alone",
-        doc="source of score normalization in a task's own gallery (z-scores, Dual Softmax, re-ranking). "
-        "alone: that task's captions and videos; cut: all tasks so far, so BWF changes with the gallery "
-        "(StructAlign's release)",
+        doc="captions and videos over which scores in a task's own gallery are normalized (z-scores, Dual Softmax, "
+        "re-ranking). alone: those of the task; cut: those of all tasks so far, so that BWF also changes with the "
+        "gallery (StructAlign's release)",
     )
     oracle_task: bool = setting(
-        False, doc="R@1 if the task of each caption is known, after every task; all captions are encoded again"
+        False,
+        doc="whether to measure R@1 with a known task for each caption, after every task; all captions are encoded "
+        "again",
     )
     reencode: tuple[int, ...] = setting(
         (),
@@ -50,25 +55,27 @@ class EvaluationConfig:
     )
     reencode_after: Literal["all", "last"] = setting("last", doc="tasks after which `reencode` applies")
     unlearned_tasks: bool = setting(
-        False, doc="R@1 of the tasks that are not learned yet, in their own galleries, for forward transfer"
+        False, doc="whether to measure R@1 of the tasks not learned yet, in their own galleries, for forward transfer"
     )
     also: tuple[str, ...] = setting(
-        (), doc="other streams that are searched before task 1 and after every task, for stream/also/... and retention"
+        (),
+        doc="other streams that are searched before task 1 and after every task, for the metrics stream/also/... and "
+        "the retention",
     )
     distractors: tuple[int, ...] = setting(
         (), doc="numbers of videos of `distractors_from` that are added to the gallery after the last task"
     )
-    distractors_from: str = setting("", doc="stream of the distractors; none of its videos may be one of the run's")
+    distractors_from: str = setting("", doc="stream of the distractors, none of whose videos may be in the run")
     costs: bool = setting(
         False,
-        doc="multiply-adds of a video and of a query, trained parameters and stored numbers after every task, as "
-        "stream/cost/...; searches with such an objective set it",
+        doc="whether to count the multiply-adds of a video and of a query, the trained parameters and the stored "
+        "values after every task, as stream/cost/...; searches with such an objective set it",
     )
-    knn_k: int = setting(200, doc="k of the second accuracy on image streams, the same after every task")
+    knn_k: int = setting(200, doc="k of the second k-NN accuracy on image streams, equal after every task")
     knn_share: float | None = setting(
         None,
-        doc="share of a task's training images in place of `knn_k`, at least one image; 0.02 gives the "
-        "release's 200 of CIFAR-10's 10,000",
+        doc="k as a share of a task's training images (at least 1 image), instead of `knn_k`; 0.02 gives the "
+        "release's 200 of CIFAR-10's 10,000 images",
     )
 
     def __post_init__(self) -> None:
@@ -88,13 +95,13 @@ class EvaluationConfig:
             raise SettingError(f"<distractors> lists numbers of videos >= 1, got {wrong[0]}", "Use 100,1000.")
         if self.distractors and not self.distractors_from:
             raise SettingError(
-                "<distractors> needs the stream of their videos", "Add evaluation.distractors_from=STREAM."
+                "<distractors> needs the stream of the distractors", "Add evaluation.distractors_from=STREAM."
             )
         require(self, ">= 0", "patience_start", hint="Use 0.")
 
     @property
     def measures_more(self) -> bool:
-        """Report whether index_age.py or unseen.py measure anything."""
+        """Return whether these settings request a metric of index_age.py or unseen.py."""
         return bool(self.reencode or self.unlearned_tasks or self.also or self.distractors)
 
     def fixed_k(self, bank: int) -> int:
@@ -104,7 +111,7 @@ class EvaluationConfig:
         return max(1, round(self.knn_share * bank))
 
     def selects_on(self, has_val: bool) -> str | None:
-        """Return the split on which a task's best epoch is chosen; None where the last epoch is kept.
+        """Return the split on which a task's best epoch is selected; None if the last epoch is kept.
 
         Args:
             has_val: whether the stream has validation videos.

@@ -33,7 +33,7 @@ from ctvr.orchestrator.streams.stream import Stream
 if TYPE_CHECKING:
     from ctvr.orchestrator.store.store import Store
 
-_ONLY_IF = "only where neither the JSON next to it nor the architecture's tags determine it"
+_ONLY_IF = "needed only if neither the JSON file next to it nor the architecture's tags determine it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,16 +50,16 @@ class BackboneConfig:
         doc="shipped (only for tiny-clip*), an open_clip tag, a local file, random, or imported (only for vectors)",
     )
     sha256: str = setting("", doc="SHA-256 of a local pickle file (.pt), which is read only if it matches")
-    vocabulary: str = setting("", doc="BERT's vocab.txt, for UMT's captions only")
+    vocabulary: str = setting("", doc="path of BERT's vocab.txt, which only UMT needs, for its captions")
     activation: Literal["", "gelu", "quick_gelu"] = setting("", doc=f"activation of a local weights file, {_ONLY_IF}")
     mean: tuple[float, ...] = setting((), doc=f"pixel mean of a local weights file, {_ONLY_IF}; std follows from it")
     resize_mode: Literal["", "shortest", "squash", "longest"] = setting(
-        "", doc=f"resize mode of a local file, {_ONLY_IF}"
+        "", doc=f"resize mode of a local weights file, {_ONLY_IF}"
     )
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """Return what the user states of a local file (`methods.backbone.weight_settings`)."""
+        """Return the settings of a local weights file that the user gave (`methods.backbone.weight_settings`)."""
         return {name: value for name in ("activation", "mean", "resize_mode") if (value := getattr(self, name))}
 
 
@@ -68,24 +68,26 @@ class UpgradeConfig:
     """Replacement of the backbone within a stream, without re-encoding the index (learning/run/upgrade.py)."""
 
     task: int = setting(0, doc="first task that the new backbone learns, 2 or more; 0: no upgrade")
-    backbone: str = setting("", doc="new backbone, as backbone.name")
+    backbone: str = setting("", doc="name of the new backbone; values as for backbone.name")
     stream: str = setting(
         "", doc="stream of the same videos and captions with features of the new embedder, instead of a backbone"
     )
-    weights: str = setting("shipped", doc="its weights, as backbone.weights")
-    sha256: str = setting("", doc="as backbone.sha256")
-    activation: Literal["", "gelu", "quick_gelu"] = setting("", doc="as backbone.activation")
-    mean: tuple[float, ...] = setting((), doc="as backbone.mean")
-    resize_mode: Literal["", "shortest", "squash", "longest"] = setting("", doc="as backbone.resize_mode")
+    weights: str = setting("shipped", doc="weights of the new backbone; values as for backbone.weights")
+    sha256: str = setting("", doc="backbone.sha256 of the new backbone")
+    activation: Literal["", "gelu", "quick_gelu"] = setting("", doc="backbone.activation of the new backbone")
+    mean: tuple[float, ...] = setting((), doc="backbone.mean of the new backbone")
+    resize_mode: Literal["", "shortest", "squash", "longest"] = setting(
+        "", doc="backbone.resize_mode of the new backbone"
+    )
     queries: Literal["both", "map", "new"] = setting(
         "both",
-        doc="captions that search the old videos. both: encoded by the old model, two text passes; map: by the new "
-        "model, and mapped to the old space; new: by the new model, unchanged (equal widths only)",
+        doc="encoding of the captions that search the old videos. both: by the old model, two text passes per caption; "
+        "map: by the new model, and mapped to the old space; new: by the new model, unchanged (equal widths only)",
     )
     map: Literal["procrustes", "linear"] = setting(
         "procrustes",
-        doc="map of captions, refitted after each task. procrustes: orthogonal (Drift-Adapter); linear: XBT's, in "
-        "closed form",
+        doc="map of captions, refitted after each task. procrustes: orthogonal map of Drift-Adapter; linear: map of "
+        "XBT, in closed form",
     )
 
     def __post_init__(self) -> None:
@@ -96,12 +98,12 @@ class UpgradeConfig:
                 f"<task> {self.task} needs the new backbone", "Add <backbone>=NAME, or <stream>=NAME for features."
             )
         if self.backbone == VECTORS:
-            raise SettingError(f"<backbone> {VECTORS} has no weights", "Use <stream>=NAME, which has its features.")
+            raise SettingError(f"<backbone> {VECTORS} has no weights", "Use <stream>=NAME, a stream with the features.")
         if self.backbone and self.stream:
             raise SettingError(f"<backbone> {self.backbone} is not used with <stream>={self.stream}", "Omit one.")
         for name in ("backbone", "stream"):
             if (given := getattr(self, name)) and not self.task:
-                raise SettingError(f"<{name}> {given} is not used", "Add <task>=N, the first task that it learns.")
+                raise SettingError(f"<{name}> {given} is not used", "Add <task>=N, the first task with the new model.")
 
     @property
     def tower(self) -> BackboneConfig:
@@ -122,12 +124,16 @@ class RunConfig:
     precision: Precision = setting(
         "fp32", doc="number format of the forward pass; weights and optimizer stay float32; tf32 acts on GPUs only"
     )
-    deterministic: bool = setting(True, doc="deterministic GPU kernels; false changes the key of a run")
+    deterministic: bool = setting(
+        True, doc="whether to use deterministic GPU kernels only; false changes the key of a run"
+    )
     compile: bool = setting(
-        False, doc="torch.compile of the towers' blocks in which the method adds nothing; results differ by rounding"
+        False,
+        doc="whether to apply torch.compile to the tower blocks that the method leaves unchanged; results differ by "
+        "rounding",
     )
     workers: int = setting(1, doc="number of processes that train one model together")
-    threads: int = setting(1, doc="torch threads on a CPU")
+    threads: int = setting(1, doc="number of torch threads on a CPU")
 
     def __post_init__(self) -> None:
         require(self, ">= 1", "workers", "threads", hint="Use 1.")
@@ -139,14 +145,24 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
-    """Settings of records in addition to MLflow, and of stored weights. They do not affect results."""
+    """Settings of a second tracker next to MLflow, and of stored weights. They do not affect results."""
 
     mirror: Literal["none", "tensorboard", "wandb", "trackio"] = setting(
-        "none", doc="second record next to MLflow, offline, below the runs folder"
+        "none", doc="second tracker next to MLflow, which writes offline below the runs folder"
     )
     keep_checkpoints: bool = setting(
-        False, doc="keeps the weights after every task, not only the last two; other runs then reuse no task"
+        False,
+        doc="whether to keep the weights after every task instead of the last two; the run then does not share tasks "
+        "with other runs",
     )
+    pause_minutes: float = setting(
+        15.0,
+        doc="minutes between two mid-task checkpoints, from which a killed run continues; 0: only at a signal or at "
+        "a machine's preemption notice",
+    )
+
+    def __post_init__(self) -> None:
+        require(self, ">= 0", "pause_minutes", hint="Use 15.")
 
 
 GROUPS: dict[str, type] = {
@@ -161,7 +177,7 @@ GROUPS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Experiment:
-    """Complete configuration.
+    """Complete configuration of a run.
 
     Attributes:
         settings: every value, flat and dotted, defaults included.
@@ -177,14 +193,14 @@ class Experiment:
     tracking: TrackingConfig
     upgrade: UpgradeConfig
     method: Any  # instance of the method's Config
-    base: Any | None  # instance of the wrapped retriever's Config, for a strategy
+    base: Any | None  # instance of the wrapped retriever's Config; None if the method is a retriever
     settings: Settings = field(default_factory=dict)
     presets: tuple[str, ...] = ()
     layers: dict[str, Settings] = field(default_factory=dict, compare=False)
 
     @property
     def name(self) -> str:
-        """Return the name in tables: that of the method or of its named configuration."""
+        """Return the name in tables: the named configuration that method and presets form, otherwise the method."""
         for name, (method, preset) in CONFIGURATIONS.items():
             if method == self.run.method and preset in self.presets:
                 return name
@@ -192,12 +208,12 @@ class Experiment:
 
     @property
     def sources(self) -> dict[str, str]:
-        """Map each given setting to its source; defaults and derived values have none."""
+        """Map each setting with a given value to the source of that value; other settings are omitted."""
         return {name: source for source, settings in self.layers.items() for name in settings}
 
     @property
     def default_settings(self) -> Settings:
-        """Return the settings of this method before user, stream and presets change any."""
+        """Return the method's complete settings without those of the user, the stream and the presets."""
         configs = {**GROUPS, "method": find_method(self.run.method).Config}
         if self.base is not None:
             configs["base"] = find_method(self.method.base).Config
@@ -208,19 +224,19 @@ class Experiment:
         return made | frames | self.layers.get("the method", {})
 
     def recommended_value(self, name: str) -> Any:
-        """Return the value of a setting that stream and presets recommend, else its default."""
+        """Return the value that the stream or a preset recommends for a setting, otherwise the default."""
         given = [settings[name] for source, settings in self.layers.items() if source != "you" and name in settings]
         return given[-1] if given else self.default_settings[name]
 
     @property
     def capabilities(self) -> Capabilities:
-        """Return the method's capabilities under these settings, combined with those of the wrapped retriever."""
+        """Return the method's capabilities under these settings, combined with the wrapped retriever's capabilities."""
         base = None if self.base is None else capabilities_of(find_method(self.method.base), self.base)
         return capabilities_of(find_method(self.run.method), self.method, base)
 
     @property
     def trains_by_gradients(self) -> bool:
-        """Return whether an optimizer changes anything."""
+        """Return whether an optimizer trains any parameters."""
         return self.optim.epochs > 0 and find_method(self.run.method).param_groups is not Method.param_groups
 
     @property
@@ -235,11 +251,14 @@ class Experiment:
 
     @property
     def is_joint(self) -> bool:
-        """Return whether a training sees the pairs of all tasks so far."""
+        """Return whether each task is trained on the pairs of all tasks so far."""
         return bool(self.optim.epochs) and self.capabilities.trains_on == "seen"
 
     def _has(self, fact: str) -> bool:
-        """Return a fact about the training of the method, of which that of the wrapped retriever is an argument."""
+        """Return the result of the method's class method `fact`, given its result for the wrapped retriever.
+
+        Without training it is False.
+        """
         if not self.optim.epochs:
             return False
         of_base = self.base is not None and getattr(find_method(self.method.base), fact)(self.base)
@@ -256,7 +275,7 @@ class Experiment:
         return self.key_in(self.environment_digests(stream, frames, device))
 
     def key_in(self, environment: dict[str, str]) -> str:
-        """Return the key in an environment, as `environment_digests` describes it."""
+        """Return the run key for given environment digests (see `environment_digests`)."""
         settings = self.settings.items()
         decisive = {
             k: v
@@ -266,7 +285,10 @@ class Experiment:
         return digest_of({"settings": decisive, "contents": self.file_digests(), **environment})
 
     def file_digests(self) -> dict[str, str]:
-        """Map each setting that names a file or folder to its digest, or to that of the new backbone's weights."""
+        """Map each setting that names a file or folder to the digest of the contents.
+
+        With an upgrade, the new backbone's weights and preprocessing settings are included.
+        """
         new = self.upgrade.tower
         return {
             **contents_of(self.method, "method"),
@@ -276,7 +298,7 @@ class Experiment:
         }
 
     def environment_digests(self, stream: Stream, frames: str = "", device: str = "cpu") -> dict[str, str]:
-        """Return, by name, the digests that a key contains besides the settings. Arguments as in `key`."""
+        """Return, by name, the digests that a run key contains in addition to the settings. See `key` for arguments."""
         return {
             "stream": stream.digest,
             "frames": frames,
@@ -289,12 +311,12 @@ class Experiment:
         }
 
     def prefixes(self, store: Store, environment: dict[str, str], upgrade: str = "") -> Prefixes:
-        """Return the finished tasks that this run may share with others in the same environment.
+        """Return the finished tasks that this run may share with other runs in an equal environment.
 
         Args:
-            store: holds them.
-            environment: digests; its `frames` are those of the tasks before an upgrade.
-            upgrade: digest of the frames or features that the new model reads, if they are others.
+            store: store that holds the tasks.
+            environment: `environment_digests`, in which `frames` covers only the tasks before an upgrade.
+            upgrade: digest of the frames or features that the new model reads, if the old model does not read them.
         """
         contents = self.file_digests()
         if upgrade:

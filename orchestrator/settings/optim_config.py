@@ -9,13 +9,13 @@ from typing import Literal
 from ctvr.methods.base import Decay
 from ctvr.methods.settings import SettingError, require, setting
 
-# The factor of every peak rate at step k = 0, 1, .. of K after W warm-up steps; docs/recipes.md lists who uses which.
+# Factor of the peak learning rates at step k = 0, 1, ... of K, after W warm-up steps. docs/recipes.md lists the papers.
 #   cosine           (1 + cos(pi (k - W) / (K - W))) / 2
-#   cosine_uncorrected_warmup     (1 + cos(pi k / K)) / 2: the curve of the whole run, never 1; W is not rounded
-#   cosine_offset1  as cosine, with k + 1 for k
-#   cosine_to_zero    (1 + cos(pi (k - W) / (K - 1 - W))) / 2: the last step has rate 0
+#   cosine_uncorrected_warmup     (1 + cos(pi k / K)) / 2, below 1 after the warm-up; W is not rounded
+#   cosine_offset1  formula of cosine with k + 1 instead of k
+#   cosine_to_zero    (1 + cos(pi (k - W) / (K - 1 - W))) / 2, which is 0 at the last step
 #   cosine_by_epoch  constant within an epoch, from 1 down to 1/1000; the warm-up begins at 1/50
-#   cosine_epochs    as cosine, with the first step of the epoch for k
+#   cosine_epochs    formula of cosine with the first step of the epoch instead of k
 #   linear           (K - k) / (K - W)
 # A falling factor f becomes s + (1 - s) f, with s = `final_share`; `least` is applied last.
 Schedule = Literal[
@@ -37,8 +37,8 @@ class OptimConfig:
 
     name: Literal["adamw", "adamw_hf", "bert_adam", "sgd"] = setting(
         "adamw",
-        doc="optimizer. adamw_hf: AdamW of the old transformers library; bert_adam: CLIP4Clip's; sgd: SGD "
-        "with `momentum`",
+        doc="optimizer. adamw_hf: AdamW of early versions of transformers; bert_adam: BertAdam of CLIP4Clip; "
+        "sgd: SGD with `momentum`",
     )
     epochs: int = setting(20, doc="epochs per task")
     lr_scale: float = setting(1.0, doc="factor of every learning rate of the method")
@@ -49,61 +49,63 @@ class OptimConfig:
     eps: float = setting(1e-6, doc="constant in AdamW's denominator")
     momentum: float = setting(0.0, doc="momentum of sgd")
     carry_momentum: bool = setting(
-        False, doc="with sgd, the moment of a weight passes to the next task (divyam3897/UCL)", exact=True
+        False, doc="with sgd, whether the momentum of each weight passes to the next task (divyam3897/UCL)", exact=True
     )
     decay_parameters: Decay = setting(
         "matrices",
-        doc="tensors with weight decay. matrices: two or more dimensions; all; no_bias: names without "
-        '"bias", so gains of LayerNorms too; no_bias_or_scale: the same without logit_scale; no_vectors: '
+        doc="tensors with weight decay. matrices: tensors of two or more dimensions; all; no_bias: tensors whose names "
+        'lack "bias", including LayerNorm gains; no_bias_or_scale: these without logit_scale; no_vectors: '
         "all except one-dimensional tensors",
     )
-    warmup: float = setting(0.1, doc="fraction of a task's steps; above 1: a number of steps")
+    warmup: float = setting(0.1, doc="warm-up as a fraction of a task's steps; above 1: as a number of steps")
     warmup_tasks: Literal["first", "all"] = setting("all", doc="tasks with a warm-up")
     warmup_from: Literal["first", "zero"] = setting(
-        "first", doc="factor of step i of w. first: (i + 1) / w; zero: i / w, as released", exact=True
+        "first", doc="factor of the rate at step i of w warm-up steps. first: (i + 1) / w; zero: i / w", exact=True
     )
     schedule: Schedule = setting("cosine", doc="learning-rate schedule after the warm-up; see docs/recipes.md")
     final_lr: float = setting(
-        0.0, doc="learning rate of a step where the schedule gives 0 (CLIP-ViP: 1e-8)", exact=True
+        0.0, doc="learning rate of a step for which the schedule gives 0 (CLIP-ViP: 1e-8)", exact=True
     )
     least: float = setting(0.0, doc="smallest share of the peak rate in any step, including the warm-up (UMT: 0.01)")
     final_share: float = setting(
-        0.0, doc="share of the peak rate to which a cosine or line falls instead of 0 (CTP: 0.01)", exact=True
+        0.0, doc="share of the peak rate to which a cosine or linear schedule falls (CTP: 0.01)", exact=True
     )
     num_cycles: float = setting(
         0.5,
-        doc="cycles of the cosine. 0.5: down to 0 once; CTVR's released code uses 1.0, down and up again",
+        doc="cycles of the cosine. 0.5: the rate falls to 0 once; CTVR's released code: 1.0, the rate falls and rises",
         exact=True,
     )
     first_epoch_scale: float = setting(
         0.1, doc="factor of the rate after the first epoch, with schedule=first_epoch (BMU-MoCo)", exact=True
     )
     grad_clip: float | None = setting(
-        1.0, doc="largest gradient norm, over all trained parameters; none: without a limit"
+        1.0, doc="maximum norm of the gradient of all trained parameters; none: without a limit"
     )
-    accumulation_steps: int = setting(1, doc="batches per step; their gradient equals that of one large batch")
+    accumulation_steps: int = setting(
+        1, doc="batches per optimizer step; their gradient equals the gradient of one large batch"
+    )
     activation_checkpointing: bool = setting(
-        False, doc="recomputation of activations in the backward pass: less memory, bit-identical results"
+        False, doc="whether to recompute activations in the backward pass: less memory, bit-identical results"
     )
 
     def __post_init__(self) -> None:
-        require(self, ">= 0", "epochs", hint="Use 0 to train nothing.")
+        require(self, ">= 0", "epochs", hint="Use 0 to skip training.")
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise SettingError(f"<betas> must lie in [0, 1), got {self.betas}", "Use 0.9,0.999.")
+            raise SettingError(f"<betas> must be in [0, 1), got {self.betas}", "Use 0.9,0.999.")
         require(self, "> 0", "eps", hint="Use 1e-6.")
         require(self, "in [0, inf)", "weight_decay", hint="Use 0 for none.")
         require(self, "in [0, inf)", "lr_scale", hint="Use 1 for the method's own rates.")
         require(self, "in [0, 1]", "least", "final_share", hint="Use 0 for none.")
         if self.final_share and self.schedule in {"constant", "first_epoch", "cosine_by_epoch"}:
             raise SettingError(
-                f"<final_share>: <schedule>={self.schedule} does not fall to it", "Use <schedule>=cosine or linear."
+                f"<final_share> is not used by <schedule>={self.schedule}", "Use <schedule>=cosine or linear."
             )
         if not math.isfinite(self.num_cycles):
             raise SettingError(f"<num_cycles> must be finite, got {self.num_cycles}", "Use 0.5 to go down once.")
         require(self, "in [0, 1)", "momentum", hint="Use 0.")
         require(self, "in [0, inf)", "final_lr", hint="Use 0.")
         if self.carry_momentum and self.name != "sgd":
-            raise SettingError(f"<carry_momentum> keeps the moments of sgd, not of {self.name}", write="<name>=sgd")
+            raise SettingError(f"<carry_momentum> keeps the momentum of sgd, not of {self.name}", write="<name>=sgd")
         require(self, "in [0, inf)", "warmup", hint="Use 0.1 for 10 %, or 400 for 400 steps.")
         if self.warmup > 1 and self.warmup != int(self.warmup):
             raise SettingError(

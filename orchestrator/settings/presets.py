@@ -1,4 +1,4 @@
-"""Methods by name and their presets: recipes, which are complete, and changes on top of one."""
+"""Look-up of methods and of their presets: complete recipes, and changes (`Override`) that are applied to a recipe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ctvr.methods.base import Method, Override, Recipe
 from ctvr.orchestrator.config import Settings, closest, no_method, select_prefix
 from ctvr.orchestrator.errors import ConfigError, UntrustedCode
 
-UNTRAINED = "untrained"  # preset of every method: a control that trains nothing and scores as the method does
+UNTRAINED = "untrained"  # preset of every method: a control that is not trained and scores as the method does
 
 
 def presets_of(method: str) -> dict[str, dict[str, Any]]:
@@ -27,7 +27,7 @@ def presets_of(method: str) -> dict[str, dict[str, Any]]:
     for name in dict.fromkeys(name.removeprefix(f"{own}-") for name in known if name != own):
         meant = copy.copy(known.get(f"{own}-{name}", known.get(name, {})))  # a copy of a recipe keeps its sources
         if isinstance(meant, Recipe) and "method.base" in known[own]:
-            continue  # a recipe for the authors' command, with another base than the row's
+            continue  # a recipe of the authors' command has another base than this configuration
         found[name] = meant
         meant.update({**known[own], **meant})
     return {name: settings for name, settings in found.items() if settings.items() >= known[own].items()}
@@ -36,13 +36,13 @@ def presets_of(method: str) -> dict[str, dict[str, Any]]:
 def with_recipe(method: str, presets: Sequence[str], recommended: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the presets in the order in which they apply: one recipe first, then the changes on top of it.
 
-    The recipe is the named one, else the one that the stream recommends, else `paper`. No recipe applies if the stream
-    recommends none, or if the recipe's number of frames differs from the stream's recommended `data.num_frames`, which
-    then applies.
+    If `presets` contains no recipe, it is the one that the stream recommends, or `paper` if the method lacks that one.
+    A recipe is skipped if its number of frames differs from the stream's recommended `data.num_frames`. If the stream
+    does not recommend a recipe, none applies.
 
     Args:
         method: name of a method or a configuration.
-        presets: as the user named them.
+        presets: names as the user gave them.
         recommended: `Stream.settings`.
 
     Raises:
@@ -70,7 +70,9 @@ def _recommended_recipe(known: Mapping[str, Mapping[str, Any]], recommended: Map
 
 
 def configured(method: str, presets: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """Return the method of a configuration, and its presets: its defining preset first, then the others translated.
+    """Return the method of a configuration and the method's names of the presets, the defining preset first.
+
+    A method that is not a configuration is returned with unchanged presets.
 
     Raises:
         ConfigError: for a preset that the configuration does not have.
@@ -112,11 +114,11 @@ def with_base_method(overrides: Mapping[str, Any]) -> dict[str, Any]:
 def preset_settings(
     method: str, presets: Sequence[str], overrides: Mapping[str, Any], recommended: Mapping[str, Any] | None = None
 ) -> Settings:
-    """Return the settings of presets: of a recipe, and of any number of changes on top (`ctvr.methods.base.Override`).
+    """Return the combined settings of presets: at most one recipe, and changes of it (`ctvr.methods.base.Override`).
 
-    A strategy's recipe contains settings of its default base. Where `overrides` or a change name another base,
-    `base.*` comes from that base's recipe of the same name, if it has one. Where the strategy has no recipe of the
-    name that the stream recommends, it comes from the base's recipe of that name.
+    A strategy's recipe contains settings of its default base. If `overrides` or a change names another base, `base.*`
+    comes from that base's recipe of the same name, if it has one. If the strategy lacks the recipe that the stream
+    recommends, `base.*` comes from the base's recipe of that name.
 
     Raises:
         ConfigError: for an unknown preset, for two recipes, or for two changes of one setting.
@@ -131,24 +133,28 @@ def preset_settings(
     if len(recipes) > 1:
         others = ", ".join(name for name, settings in known.items() if isinstance(settings, Override))
         raise ConfigError(
-            f"preset: {recipes[0]} and {recipes[1]} are both complete recipes of {method}. Name one of them"
+            f"preset: {recipes[0]} and {recipes[1]} are both complete recipes of {method}. Use one of them"
             + (f"; changes that can be added to it: {others}." if others else ".")
         )
-    recipe, changed = (recipes or [""])[0], _changed(known, changes)
+    recipe, changed = (recipes or [""])[0], _merge_changes(known, changes)
     merged = dict(known.get(recipe, {}))
     if cls.wraps:
         own = merged.get("method.base", cls.Config().base)
         base = str(overrides.get("method.base", changed.get("method.base", own)))
         if base != own:
             merged = {key: value for key, value in merged.items() if not key.startswith("base.")}
-            merged |= _of_base(base, recipe, known, recommended or {})
+            merged |= _base_settings(base, recipe, known, recommended or {})
         if base != changed.get("method.base", base):
             changed = {key: value for key, value in changed.items() if not key.startswith("base.")}
     return {**merged, **changed}
 
 
-def _changed(known: Mapping[str, Mapping[str, Any]], changes: Sequence[str]) -> Settings:
-    """Return the combined settings of presets that are changes."""
+def _merge_changes(known: Mapping[str, Mapping[str, Any]], changes: Sequence[str]) -> Settings:
+    """Return the combined settings of presets that are changes.
+
+    Raises:
+        ConfigError: if two of them set different values.
+    """
     by: dict[str, str] = {}
     for change in changes:
         for name, value in known[change].items():
@@ -156,15 +162,22 @@ def _changed(known: Mapping[str, Mapping[str, Any]], changes: Sequence[str]) -> 
                 raise ConfigError(
                     f"{other} sets {name} to {known[other][name]}, but {change} sets it to {value}",
                     "preset",
-                    remedy="Name one of them.",
+                    remedy="Use one of them.",
                 )
     return {name: known[change][name] for name, change in by.items()}
 
 
-def _of_base(
+def _base_settings(
     base: str, recipe: str, known: Mapping[str, Mapping[str, Any]], recommended: Mapping[str, Any]
 ) -> Settings:
-    """Return `base.*` for a base that is not the default of the strategy whose presets are `known`."""
+    """Return `base.*` and `optim.*` from the recipe of a base that is not the strategy's default.
+
+    Args:
+        base: name of the base.
+        recipe: name of the strategy's recipe.
+        known: the strategy's presets.
+        recommended: `Stream.settings`.
+    """
     of_base = presets_of(base)
     if recipe == "paper" and recommended.get("preset") not in known:
         recipe = _recommended_recipe(of_base, recommended) or recipe
@@ -179,7 +192,7 @@ def get_method(name: str) -> type[Method]:
     """Return the class of a method.
 
     Raises:
-        UntrustedCode: for a class that the user has not named.
+        UntrustedCode: for a class that the user does not trust.
         ConfigError: for an unknown name; the message suggests the closest one.
     """
     try:

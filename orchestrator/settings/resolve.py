@@ -32,7 +32,7 @@ FEATURES = "imported features"  # source of the settings in `Method.ON_FEATURES`
 
 
 def stored_capabilities(settings: Settings) -> Capabilities:
-    """Return the capabilities of a stored run's method; unknown settings of other versions are replaced by defaults.
+    """Return the capabilities of a stored run's method; defaults replace settings that this version does not accept.
 
     Raises:
         ConfigError: for a method that cannot be loaded here.
@@ -47,7 +47,7 @@ def stored_capabilities(settings: Settings) -> Capabilities:
 
 @contextmanager
 def named_in(place: str) -> Iterator[None]:
-    """Add to an UntrustedCode error the file or record that names the class."""
+    """Add `place`, the file or record that names the class, to an UntrustedCode error of the `with` block."""
     try:
         yield
     except UntrustedCode as error:
@@ -73,11 +73,11 @@ def check_domain(method: str, stream: Stream) -> None:
 def resolve(
     overrides: Mapping[str, Any], recommended: Mapping[str, Any] | None = None, presets: Sequence[str] = ()
 ) -> Experiment:
-    """Check a user's configuration and fill in defaults. A run does this once, and passes the experiment on.
+    """Check a user's configuration, fill in defaults and return the complete experiment of a run.
 
     Later sources override earlier ones: defaults, `Method.OPTIMIZER`, the stream's recommended settings, on imported
-    features `Method.ON_FEATURES`, the recipe and the changes among the presets, the overrides. `with_recipe` adds the
-    stream's recipe; here it must be in `presets`.
+    features `Method.ON_FEATURES`, the presets (first the recipe, then its changes), the overrides. The recipe that the
+    stream recommends must be in `presets`; `with_recipe` adds it.
 
     Args:
         overrides: flat dotted settings as the user gave them; must contain `method` and `stream`.
@@ -89,23 +89,25 @@ def resolve(
     """
     if "method" not in overrides:
         raise ConfigError("no method was given", "method", remedy="Add --method NAME; `ctvr methods` lists them.")
-    return _of_layers(overrides, recommended or {}, presets)
+    return _resolve_layers(overrides, recommended or {}, presets)
 
 
 def resolve_method(
     method: str, recommended: Mapping[str, Any], presets: Sequence[str] = (), given: Mapping[str, Any] | None = None
 ) -> Experiment:
-    """Resolve a method without a run: its recipe and presets.
+    """Resolve a method with its recipe and presets, without a stream.
 
     Args:
+        method: name of a method or a configuration.
         recommended: settings that the stream recommends.
+        presets: names of presets.
         given: settings that override all others, such as those of a table's row or the fixed ones of a search space.
     """
     overrides = {**(given or {}), "method": method, "stream": ""}
-    return _of_layers(overrides, recommended, with_recipe(method, presets, recommended))
+    return _resolve_layers(overrides, recommended, with_recipe(method, presets, recommended))
 
 
-def _of_layers(overrides: Mapping[str, Any], recommended: Mapping[str, Any], presets: Sequence[str]) -> Experiment:
+def _resolve_layers(overrides: Mapping[str, Any], recommended: Mapping[str, Any], presets: Sequence[str]) -> Experiment:
     """Order the settings of all sources, and build the experiment."""
     name, presets = configured(str(overrides["method"]), presets)
     overrides = {**with_base_method(overrides), "method": name}
@@ -117,7 +119,7 @@ def _of_layers(overrides: Mapping[str, Any], recommended: Mapping[str, Any], pre
         with named_in(f"stream {overrides.get('stream')}"):
             get_method(str(recommended["method.base"]))
     layers: dict[str, Settings] = {
-        "the method": _optimizer_of(cls, known),
+        "the method": _optimizer_defaults(cls, known),
         "the stream": dict(recommended),
         FEATURES: defaults_on_features(cls, known) if known.get("backbone.name") == VECTORS else {},
         f"preset {','.join(presets)}": of_presets,
@@ -127,13 +129,13 @@ def _of_layers(overrides: Mapping[str, Any], recommended: Mapping[str, Any], pre
 
 
 def with_values(experiment: Experiment, values: Mapping[str, Any]) -> Experiment:
-    """Return the experiment that `resolve` returns for other values of a user's settings, or raise its error.
+    """Return the experiment that `resolve` would return if the user also gave `values`; raises the errors of `resolve`.
 
-    Only the groups of these settings, and those that depend on them, are built and checked.
+    Only the groups of these settings, and the groups that depend on them, are built and checked.
     """
     layers = {**experiment.layers, "you": {**experiment.layers["you"], **values}}
-    if not {"method", "method.base"}.isdisjoint(values):  # which have other presets
-        return _of_layers(layers["you"], layers["the stream"], experiment.presets)
+    if not {"method", "method.base"}.isdisjoint(values):  # another method has other presets
+        return _resolve_layers(layers["you"], layers["the stream"], experiment.presets)
     changed = {name.partition(".")[0] if "." in name else "run" for name in values}
     changed |= {"method", "base"} if "data" in changed else {"base"} if "method" in changed else set()
     return build_experiment(layers, experiment.presets, {k: v for k, v in vars(experiment).items() if k not in changed})
@@ -145,7 +147,7 @@ def build_experiment(
     """Build the groups of settings, and check them against each other.
 
     Args:
-        layers: source -> its settings, as in `Experiment`; the last contains `method` and `stream`.
+        layers: source -> its settings, see `Experiment`; the last layer contains `method` and `stream`.
         groups: name -> a group that is already built and checked.
     """
     given = {name: value for settings in layers.values() for name, value in settings.items() if name != "preset"}
@@ -161,7 +163,7 @@ def build_experiment(
         raise ConfigError(
             f"{made['data'].batch_size} pairs cannot be split evenly over workers={run.workers}",
             "data.batch_size",
-            remedy="Use a multiple of it.",
+            remedy="Use a multiple of workers.",
         )
     settings = flatten(run)
     for group, value in made.items():
@@ -169,9 +171,9 @@ def build_experiment(
     return Experiment(run, **made, settings=settings, presets=tuple(presets), layers=layers)
 
 
-def _optimizer_of(cls: type[Method], settings: Settings) -> Settings:
-    """Return the defaults of `optim.*` that a method, or the retriever that it wraps, declares for its rates."""
-    retriever = _base_of(cls, settings) if cls.wraps else cls
+def _optimizer_defaults(cls: type[Method], settings: Settings) -> Settings:
+    """Return `OPTIMIZER`, the defaults of `optim.*`, of a retriever or of the retriever that a strategy wraps."""
+    retriever = _find_base(cls, settings) if cls.wraps else cls
     return dict(retriever.OPTIMIZER) if retriever else {}
 
 
@@ -181,22 +183,22 @@ def defaults_on_features(cls: type[Method], settings: Settings) -> Settings:
     Args:
         settings: may name the retriever as `method.base`.
     """
-    base = _base_of(cls, settings) if cls.wraps else None
+    base = _find_base(cls, settings) if cls.wraps else None
     of_base = (
         {f"base.{name}": value for name, value in select_prefix(base.ON_FEATURES, "method").items()} if base else {}
     )
     return {**of_base, **cls.ON_FEATURES}
 
 
-def _base_of(cls: type[Method], settings: Settings) -> type[Method] | None:
+def _find_base(cls: type[Method], settings: Settings) -> type[Method] | None:
     try:
         return get_method(str(settings.get("method.base", cls.Config().base)))
-    except (UntrustedCode, ConfigError):  # refused later, with the place that names it
+    except (UntrustedCode, ConfigError):  # reported later, with the setting or file that names the base
         return None
 
 
 def _build_method(cls: type[Method], settings: Settings, data: DataConfig, prefix: str) -> Any:
-    """Build the settings of a method; `num_frames`, if it has one, defaults to `data.num_frames`."""
+    """Build the settings of a method; its setting `num_frames`, if any, defaults to `data.num_frames`."""
     values = select_prefix(settings, prefix)
     frames = settings_called("num_frames", cls.Config, values)
     made: Any = build(cls.Config, {**dict.fromkeys(frames, data.num_frames), **values}, prefix)
@@ -210,7 +212,7 @@ def _build_method(cls: type[Method], settings: Settings, data: DataConfig, prefi
     if data.sampling == "one_per_second" and not cls.wraps and not known.masks_missing_frames:
         remedy = f"{prefix}.mask_missing=true, or " if hasattr(made, "mask_missing") else ""
         raise ConfigError(
-            "one_per_second leaves frame slots of short videos empty, but this retriever reads all",
+            "one_per_second leaves frame slots of short videos empty, but this retriever reads all slots",
             "data.sampling",
             remedy=f"Use {remedy}data.sampling=segments or linspace.",
         )
@@ -218,7 +220,11 @@ def _build_method(cls: type[Method], settings: Settings, data: DataConfig, prefi
 
 
 def _build_base(cls: type[Method], method: Any, settings: Settings, data: DataConfig) -> Any:
-    """Build the settings of the base that a strategy wraps, None for a retriever; refuse a base that it cannot wrap."""
+    """Build the settings of the base that a strategy wraps; return None for a retriever.
+
+    Raises:
+        ConfigError: if the strategy cannot wrap the base.
+    """
     name, own = settings["method"], select_prefix(settings, "base")
     if not cls.wraps and own:
         raise ConfigError(f"{name} does not wrap another method", f"base.{next(iter(own))}", remedy="Omit it.")
@@ -235,7 +241,7 @@ def _build_base(cls: type[Method], method: Any, settings: Settings, data: DataCo
             f"{name} cannot wrap {method.base}, which is a strategy itself; base.* holds the settings of "
             "one retriever only",
             "method.base",
-            remedy="Name a retriever, such as clip4clip.",
+            remedy="Use a retriever, such as clip4clip.",
         )
     base = _build_method(wrapped, settings, data, "base")
     try:
@@ -250,7 +256,7 @@ def _build_base(cls: type[Method], method: Any, settings: Settings, data: DataCo
 
 
 def _refuse_unknown_names(method: type[Method], settings: Mapping[str, Any]) -> None:
-    """Refuse a setting that does not exist; settings of a wrapped retriever are checked later."""
+    """Raise a ConfigError for a setting that does not exist; `base.*` is checked when the base is built."""
     known = settings_of(method)
     for name, value in settings.items():
         if name not in known and not name.startswith("base."):
@@ -258,7 +264,7 @@ def _refuse_unknown_names(method: type[Method], settings: Mapping[str, Any]) -> 
 
 
 def settings_of(method: type[Method]) -> list[str]:
-    """List the dotted settings of a method's run, the method's own first, without those of a wrapped retriever."""
+    """List the dotted names of all settings of a method's run, except `base.*`; top-level settings come first."""
     groups: dict[str, Any] = {"method": method.Config, **GROUPS}
     return [
         *(field.name for field in fields(RunConfig)),

@@ -13,12 +13,12 @@ from ctvr.orchestrator.processes import hold_lock, open_nonblocking
 from ctvr.orchestrator.store.local import LocalFiles, Stamp
 
 _CACHE_GB = 100.0
-_TOUCH_SECONDS = 60  # minimum time between two records of use
+_TOUCH_SECONDS = 60  # minimum time between two updates of a copy's time of use
 _UNIT = 64 * 1024  # bytes; unit of the counter of writes to the cache
 
 
 class _Copies(LocalFiles):
-    """Copies of objects of all stores; a copy's modification time is that of its last use."""
+    """Copies of objects of all stores, which listings date by their last use."""
 
     def time_of(self, status: os.stat_result) -> float:
         return max(status.st_atime, status.st_mtime)
@@ -27,8 +27,8 @@ class _Copies(LocalFiles):
 class DiskCache(_Copies):
     """Local copies of a remote store's objects, evicted by least recent use.
 
-    All stores and processes of the machine share one limit: the parent of `root` contains the folders of all stores. A
-    copy that a process has mapped can be evicted: its map stays valid, and the space is freed with the last map.
+    All stores and processes of the machine share one limit, since the parent of `root` contains the folders of all
+    stores. A copy that a process has mapped can be evicted. Its map remains valid, and the last map frees the space.
 
     Args:
         root: folder of this store's copies.
@@ -55,15 +55,15 @@ class DiskCache(_Copies):
             raise error.at(f"CTVR_CACHE: {self.root}") from error
 
     def stamp_of(self, status: os.stat_result) -> Stamp:
-        """Return the stamp without the time that recording a use changes."""
+        """Return the stamp without the status-change time, which `touch` changes."""
         return status.st_ino, status.st_size, status.st_mtime_ns
 
     def is_unchanged(self, name: str, stamp: Stamp | None) -> bool:
-        """Report whether a copy still has this stamp; an evicted copy does, since its map stays valid."""
+        """Report whether a copy still has this stamp; True for an evicted copy, since its memory map remains valid."""
         return super().is_unchanged(name, stamp) or not os.path.lexists(self.path(name))
 
     def touch(self, name: str) -> None:
-        """Record a use of an object. Its modification time is kept, since it shows whether the content changed."""
+        """Record a use of a copy as its access time; the modification time shows whether the content changed."""
         with contextlib.suppress(OSError):
             status = self.path(name).stat()
             if time.time() - self.time_of(status) > _TOUCH_SECONDS:
@@ -88,7 +88,7 @@ class DiskCache(_Copies):
         return True
 
     def size(self) -> tuple[int, int]:
-        """Return the number and bytes of all copies, including those of other stores."""
+        """Return the number and total bytes of all copies, including copies of other stores."""
         sizes = [entry.bytes for entry in self._everyone.names()]
         return len(sizes), sum(sizes)
 
@@ -101,8 +101,8 @@ class DiskCache(_Copies):
     def _evict(self, keep: str, is_full: bool = False) -> None:
         """Evict down to nine tenths of the limit, or to half of the current size if the disk `is_full`.
 
-        Only one of several processes evicts; the others continue. A twentieth of the disk stays free, since Ray stops
-        working above that.
+        Only one of several processes evicts; the others continue. A twentieth of the disk is kept free, since Ray stops
+        starting tasks on a disk that is more than 95 % full.
         """
         with contextlib.suppress(BlockingIOError), hold_lock(self.root.parent / ".evicting", wait=False):
             with contextlib.suppress(FileNotFoundError):
@@ -121,7 +121,7 @@ class DiskCache(_Copies):
 
 
 def cache_limit() -> int:
-    """Return the limit of the copies in bytes: $CTVR_CACHE_GB, else 100 GB.
+    """Return the limit of the copies in bytes: $CTVR_CACHE_GB, or 100 GB if it is not set.
 
     Raises:
         ConfigError: if it is not a number.
@@ -133,6 +133,6 @@ def cache_limit() -> int:
             raise ValueError
     except ValueError:
         raise ConfigError(
-            f"{text!r} is not a number of gigabytes", "CTVR_CACHE_GB", remedy="Write for example 200."
+            f"{text!r} is not a number of gigabytes", "CTVR_CACHE_GB", remedy="Set it to, for example, 200."
         ) from None
     return int(limit * 1e9)

@@ -29,7 +29,7 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def check_kind(kind: str) -> None:
-    """Raise ValueError if `kind` is not a valid kind."""
+    """Raise ValueError if `kind` is not a valid kind of object, such as `frames`."""
     if not isinstance(kind, str) or not _KIND.fullmatch(kind):
         raise ValueError(f"{str(kind)[:80]!r} is not a kind of object: use 1 to 64 of a-z, 0-9, _ and -.")
 

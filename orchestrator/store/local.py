@@ -36,6 +36,8 @@ class Entry(NamedTuple):
 
 
 class Size(NamedTuple):
+    """Number of objects, and their total size in bytes."""
+
     objects: int
     bytes: int
 
@@ -70,7 +72,7 @@ class LocalFiles:
                 raise self._unwritable(error) from error
 
     def check_writable(self) -> None:
-        """Reject a read-only folder before work starts that writes its results there.
+        """Check that the folder is writable, before work that stores results there starts.
 
         Raises:
             ConfigError: if it is not writable.
@@ -135,21 +137,21 @@ class LocalFiles:
         return os.fdopen(descriptor, "rb")
 
     def stamp_of(self, status: os.stat_result) -> Stamp:
-        """Return the stamp of a file, which changes with its content even if its time is set back."""
+        """Return the stamp of a file, which changes with the content even if the modification time is set back."""
         return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def is_unchanged(self, name: str, stamp: Stamp | None) -> bool:
-        """Report whether an object is still the file with this stamp."""
+        """Report whether the file of an object still has this stamp."""
         try:
             return self.stamp_of(os.stat(f"{self.root}/{name}")) == stamp
         except OSError:
             return False
 
     def write(self, name: str, buffers: Sequence[Any], create: bool = False) -> bool:
-        """Publish the concatenated buffers under a name, all or nothing; they are on disk when this returns.
+        """Write the concatenated buffers atomically under a name; they are on disk when this method returns.
 
         Returns:
-            False if `create` and the name exists already (nothing is changed), else True.
+            False if `create` and the name already exists (nothing is changed); otherwise True.
 
         Raises:
             StoreError: if the disk is full or the file system fails otherwise.
@@ -161,7 +163,7 @@ class LocalFiles:
             except FileNotFoundError:  # a process with a fast clock took our file for a day old and removed it
                 return self._publish(target, buffers, create)
         except OSError as error:
-            raise self._explained(error, target, needed) from error
+            raise self._explain(error, target, needed) from error
 
     def _publish(self, target: Path, buffers: Sequence[Any], create: bool) -> bool:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -175,7 +177,7 @@ class LocalFiles:
         return True
 
     def delete(self, *names: str) -> None:
-        """Remove objects that exist; memory maps of them stay valid.
+        """Remove objects that exist; memory maps of them remain valid.
 
         Raises:
             StoreError: if the file system refuses.
@@ -187,7 +189,11 @@ class LocalFiles:
                 raise StoreError(f"{self.path(name)}: cannot be deleted ({error.strerror or error}).") from error
 
     def discard(self, name: str) -> str:
-        """Remove a damaged object, unless another process has replaced it by an intact one; return a report."""
+        """Remove a damaged object unless another process has replaced it with an intact one.
+
+        Returns:
+            the outcome for a message, a predicate whose subject is the object.
+        """
         path, aside = self.path(name), self._temporary / f"{uuid.uuid4().hex}.aside"
         try:
             if path.is_dir() and not path.is_symlink():
@@ -201,7 +207,7 @@ class LocalFiles:
             return f"remains, because it cannot be removed ({error.strerror}). Move it away"
         try:
             check(name, self.read(aside.relative_to(self.root).as_posix()))
-        except (CorruptObject, FileNotFoundError, StoreError):  # the second: a link to itself was renamed
+        except (CorruptObject, FileNotFoundError, StoreError):  # FileNotFoundError if a link to itself was renamed
             aside.unlink(missing_ok=True)
             return "has been removed and will be created again"
         with contextlib.suppress(FileExistsError):
@@ -219,7 +225,7 @@ class LocalFiles:
         yield from sorted(found)
 
     def time_of(self, status: os.stat_result) -> float:
-        """Return the time of an object in listings."""
+        """Return the time of an object that listings report, in seconds since 1970."""
         return status.st_mtime
 
     def _status(self, name: str) -> os.stat_result:
@@ -231,7 +237,7 @@ class LocalFiles:
             return self.path(name).lstat()
 
     def listed(self, folder: str = "") -> Iterator[str]:
-        """Yield the names of all objects, in any order, without a call of `stat` for each."""
+        """Yield the names of all objects in any order, without calling `stat` for each object."""
         for parent, folders, files in os.walk(self.root / folder):
             folders[:] = [f for f in folders if not f.startswith(".")]
             below = Path(parent).relative_to(self.root).as_posix()
@@ -239,14 +245,14 @@ class LocalFiles:
             yield from [prefix + file for file in files if file[0] != "."]
 
     def state_of(self, folder: str) -> int:
-        """Return a number that changes when a file is added to or removed from a folder; 0 if it does not exist."""
+        """Return a value that changes when a file is added to or removed from a folder; 0 without the folder."""
         try:
             return os.stat(self.root / folder).st_mtime_ns
         except OSError:
             return 0
 
     def clock(self) -> float:
-        """Return the time by the clock that stamps the objects, for example a file server's."""
+        """Return the time in seconds since 1970 by the clock that dates the objects, such as a file server's clock."""
         try:
             with self._temporary_file() as probe:
                 probe.touch()
@@ -269,7 +275,7 @@ class LocalFiles:
         finally:
             path.unlink(missing_ok=True)
 
-    def _explained(self, error: OSError, target: Path, needed: int) -> StoreError:
+    def _explain(self, error: OSError, target: Path, needed: int) -> StoreError:
         if error.errno in NO_SPACE:
             try:
                 free = f"{shutil.disk_usage(self.root).free} bytes are free"
@@ -288,7 +294,7 @@ def _write_and_sync(path: Path, buffers: Sequence[Any], mode: str) -> None:
 
 
 def _link(temporary: Path, target: Path, buffers: Sequence[Any]) -> bool:
-    """Name the file only if the name is free; return whether it was."""
+    """Give a written file its final name if the name is free; return whether it was free."""
     try:
         os.link(temporary, target)
     except FileExistsError:
@@ -296,7 +302,8 @@ def _link(temporary: Path, target: Path, buffers: Sequence[Any]) -> bool:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        try:  # no hard links here: exclusive creation; a crash in between leaves a damaged object, which is removed
+        # Without hard links, the target is created exclusively. A crash leaves a damaged object, which is removed
+        try:
             _write_and_sync(target, buffers, "xb")
         except FileExistsError:
             return False

@@ -10,8 +10,8 @@ import numpy as np
 from ctvr.orchestrator.store.packs import Member
 from ctvr.orchestrator.store.store import Store
 
-FULL = 32 * 2**20  # bytes that are stored as a pack
-LEAST = 20 * 2**20  # the same for the remainder at the end
+FULL = 32 * 2**20  # bytes; collected objects of this total size are stored as a pack
+LEAST = 20 * 2**20  # bytes; minimum size of a pack of the objects that remain on exit
 
 
 class Packer:
@@ -36,7 +36,7 @@ class Packer:
         self._store_if(FULL)
 
     def __contains__(self, key: object) -> bool:
-        """Report whether an object is added but not stored yet."""
+        """Report whether an object has been added but is not stored yet."""
         return any(member.key == key for member in self._waiting)
 
     def __enter__(self) -> Packer:
@@ -44,14 +44,14 @@ class Packer:
 
     def __exit__(self, *given: object) -> None:
         self._store_if(LEAST)
-        for member in self._taken():
+        for member in self._take_members():
             self._store.put(self._kind, *member)
 
     def _store_if(self, least: int) -> None:
         """Store the collected objects as a pack if there are at least two, with at least this many bytes in total."""
         if len(self._waiting) > 1 and self._bytes >= least:
-            self._store.packs.put(self._kind, self._taken())
+            self._store.packs.put(self._kind, self._take_members())
 
-    def _taken(self) -> list[Member]:
+    def _take_members(self) -> list[Member]:
         members, self._waiting, self._bytes = self._waiting, [], 0
         return members

@@ -1,10 +1,10 @@
 """Packs: one object that contains the frames or features of several videos.
 
-A pack is an ordinary object, `packs/KIND/DIGEST`. It is verified, copied and, if damaged, removed as a whole; its
-objects are then created again. Array names are prefixed with the object's number in the pack. A record with the keys is
-written last, so a pack without a record is unfinished. Large or single objects are not packed.
+A pack is an ordinary object, `packs/KIND/DIGEST`. It is verified, copied and, if damaged, removed as a whole. The
+objects in a removed pack are then created again. Array names are prefixed with the object's index in the pack. A record
+with the keys is written last, so a pack without a record is unfinished. Large or single objects are not packed.
 
-100,000 videos of 12 frames are 5,600 packs: few enough to be listed, copied and synchronised one by one.
+100,000 videos of 12 frames fill 5,600 packs, few enough to list, copy and synchronize one by one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ctvr.orchestrator.store.serialization import Arrays
 
 KIND = "packs"
 PACKED = ("frames", "features")  # kinds of objects that can be packed
-_PATIENCE = 5.0  # seconds between two listings of a bucket for packs that others have written
+_PATIENCE = 5.0  # seconds between two listings of a bucket for packs that other processes have written
 _READERS = 16
 _OPEN = 256  # open packs; each needs a descriptor and about 32 MiB of address space
 
@@ -46,7 +46,7 @@ class Member(NamedTuple):
 
 
 class Objects(Protocol):
-    """The part of a store that packs use: its verified objects."""
+    """The methods of a store that packs use."""
 
     def put(
         self, kind: str, key: str, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any] | None = None
@@ -59,7 +59,7 @@ class Objects(Protocol):
     def is_unchanged(self, kind: str, key: str, stamp: Stamp | None) -> bool: ...
 
 
-Place = tuple[str, int]  # a pack, and the number of an object in it
+Place = tuple[str, int]  # the name of a pack, and the index of an object in the pack
 
 
 class _Scan(NamedTuple):
@@ -78,13 +78,13 @@ class Packs:
     def __init__(self, store: Objects, files: LocalFiles | RemoteObjects) -> None:
         self._store, self._files = store, files
         self._known: dict[str, set[str]] = defaultdict(set)  # kind -> packs
-        self._places: dict[str, dict[str, tuple[Place, ...]]] = defaultdict(dict)  # kind -> key -> its places
+        self._places: dict[str, dict[str, tuple[Place, ...]]] = defaultdict(dict)  # kind -> key -> packs
         self._open: OrderedDict[str, tuple[Stamp | None, list[Arrays]]] = OrderedDict()  # least recently used first
         self._seen: dict[str, _Scan] = {}  # kind -> its last scan
         self._listing = threading.Lock()  # a reader that misses an object waits for a listing that may find it
 
     def put(self, kind: str, members: Sequence[Member]) -> None:
-        """Store objects in one pack; durable when this returns.
+        """Store objects in one pack, which is durable when this method returns.
 
         Raises:
             StoreError: if the disk is full or the server is unavailable.
@@ -108,7 +108,7 @@ class Packs:
         return None
 
     def _members(self, kind: str, pack: str) -> list[Arrays]:
-        """Return the objects of a pack. It is kept open, because reading its header takes half the time of a batch.
+        """Return the objects of a pack. The pack is kept open, because reading its header takes half a batch's time.
 
         Raises:
             MissingObject: if the pack does not exist, or is damaged.
@@ -174,7 +174,7 @@ class Packs:
     def _scan(self, kind: str) -> None:
         """Read the records of all new packs, and drop packs that no longer exist."""
         folder = f"{KIND}/{kind}/"
-        # before the listing: whatever is written meanwhile triggers another one
+        # taken before the listing, so that a write during the listing triggers another listing
         self._seen[kind] = _Scan(self._files.state_of(folder), time.monotonic())
         names = {name.removeprefix(folder) for name in self._files.listed(folder.rstrip("/"))}
         there = {name.removesuffix(JSON) for name in names if name.endswith(JSON)}
@@ -187,7 +187,7 @@ class Packs:
             try:
                 return list(self._store.get_json(KIND, f"{kind}/{pack}")["keys"])
             except (MissingObject, StoreError, KeyError, TypeError):
-                return None  # unfinished, or not readable
+                return None  # the pack is unfinished, or its record is not readable
 
         with ThreadPoolExecutor(_READERS) as pool:  # local records are read faster than threads start
             found = map(read, new) if isinstance(self._files, LocalFiles) else pool.map(read, new)
@@ -206,7 +206,7 @@ class Packs:
     def _forget(self, kind: str, pack: str) -> None:
         self._known[kind].discard(pack)
         self._open.pop(f"{kind}/{pack}", None)
-        # copied to a list first: prefetching threads may be adding places
+        # copied to a list first, because prefetching threads may add keys
         for key, places in list(self._places[kind].items()):
             if any(place[0] == pack for place in places):
                 rest = tuple(place for place in places if place[0] != pack)

@@ -12,7 +12,7 @@ from ctvr.orchestrator.store.store import Store
 class RunPaths:
     """Locations of runs, store and videos. No result depends on them."""
 
-    root: Path  # the runs folder: videos of the built-in streams, manifests, reports
+    root: Path  # the runs folder, which contains videos of the built-in streams, manifests and reports
     store: str = ""  # URI of the object store; empty = <root>/store
     videos: Path | None = None  # base folder of a manifest's videos, if not the manifest's own
 

@@ -5,7 +5,7 @@ AWS_ENDPOINT_URL. Credentials of the machine's role are requested only with CTVR
 itself announces them: AWS_WEB_IDENTITY_TOKEN_FILE, AWS_CONTAINER_CREDENTIALS_*).
 
 A key that may be created only once (the commit of a task) needs `If-None-Match: *`. AWS S3, MinIO, Ceph and GCS
-honour it. A server that does not (rclone) is rejected when the store is opened: two writers could both succeed.
+support it. A server without support (rclone) is rejected when the store is opened, because two writers could succeed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ctvr.orchestrator.proxies import except_from_proxies
 from ctvr.orchestrator.redaction import redact
 from ctvr.orchestrator.store.local import Entry
 
-PROBES = "_probe"  # not an object of a store: the name begins with _
-RETRIES = 30  # at most; an overloaded server refuses at once (503), and five would end after a second
+PROBES = "_probe"  # folder of probe objects; names that begin with _ are not objects of the store
+RETRIES = 30  # at most; an overloaded server refuses immediately (503), so five retries would end after a second
 _DELETED_AT_ONCE = 500  # S3 allows 1000
 _ANNOUNCED = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -57,16 +57,16 @@ class RemoteObjects:
         patient, self._objects = self._objects, _connect(self.uri, is_probe=True)
         folder = f"{PROBES}/{uuid.uuid4().hex}"
         try:
-            honours = _honours_conditions(self._objects, f"{folder}/a")
+            is_supported = _supports_conditions(self._objects, f"{folder}/a")
             obstore.list(self._objects, folder).collect()
             obstore.delete(self._objects, f"{folder}/a")
         except _FAILURES as error:
             raise ConfigError(_explained(error, self.uri), f"store {self.uri}") from None
-        if not honours:
+        if not is_supported:
             raise ConfigError(
                 f"{_server()} ignores If-None-Match, so two trials could both finish one task",
                 f"store {self.uri}",
-                remedy="Use a server that honours it (AWS S3, MinIO, Ceph, GCS), or a folder.",
+                remedy="Use a server that supports it (AWS S3, MinIO, Ceph, GCS), or a folder.",
             )
         self._objects = patient
 
@@ -76,7 +76,7 @@ class RemoteObjects:
         except FileNotFoundError:
             return False
         except _FAILURES as error:
-            raise self._failed(name, "read", error) from None
+            raise self._describe_failure(name, "read", error) from None
         return True
 
     def read(self, name: str) -> bytes:
@@ -91,10 +91,10 @@ class RemoteObjects:
         except FileNotFoundError:
             raise
         except _FAILURES as error:
-            raise self._failed(name, "read", error) from None
+            raise self._describe_failure(name, "read", error) from None
 
     def write(self, name: str, buffers: Sequence[Any], create: bool = False) -> bool:
-        """Publish the concatenated buffers, all or nothing; False if `create` and the name exists already.
+        """Write the concatenated buffers atomically; return False if `create` and the name already exists.
 
         Raises:
             StoreError: if the server refuses or cannot be reached.
@@ -106,7 +106,7 @@ class RemoteObjects:
         except AlreadyExistsError:
             return False
         except _FAILURES as error:
-            raise self._failed(name, "written", error) from None
+            raise self._describe_failure(name, "written", error) from None
         return True
 
     def delete(self, *names: str) -> None:
@@ -120,7 +120,7 @@ class RemoteObjects:
                 with contextlib.suppress(FileNotFoundError):
                     obstore.delete(self._objects, list(names[start : start + _DELETED_AT_ONCE]))
         except _FAILURES as error:
-            raise self._failed(names[0], "deleted", error) from None
+            raise self._describe_failure(names[0], "deleted", error) from None
 
     def names(self, folder: str = "") -> Iterator[Entry]:
         """Yield every object in a folder, sorted by name."""
@@ -131,7 +131,7 @@ class RemoteObjects:
                 for o in page
             ]
         except _FAILURES as error:
-            raise self._failed(folder, "listed", error) from None
+            raise self._describe_failure(folder, "listed", error) from None
         yield from sorted(entry for entry in found if not entry.name.startswith(("_", ".")))
 
     def listed(self, folder: str = "") -> Iterator[str]:
@@ -142,29 +142,29 @@ class RemoteObjects:
         """Return None, because only a listing shows whether objects were added or removed."""
 
     def clock(self) -> float:
-        """Return the time by the clock of the server, which stamps the objects."""
+        """Return the time of the server's clock, which dates the objects, in seconds since 1970."""
         name = f"{PROBES}/{uuid.uuid4().hex}/clock"
         try:
             obstore.put(self._objects, name, b"1")
             now = obstore.head(self._objects, name)["last_modified"].timestamp()
             obstore.delete(self._objects, name)
         except _FAILURES as error:
-            raise self._failed(name, "written", error) from None
+            raise self._describe_failure(name, "written", error) from None
         return now
 
     def leftovers(self, before: float) -> list[str]:
-        """Return the probe objects that `open` wrote before a time and that were never removed."""
+        """Return the names of probe objects that were written before a time and never removed."""
         try:
             found = [o for page in obstore.list(self._objects, PROBES) for o in page]
         except _FAILURES as error:
-            raise self._failed(PROBES, "listed", error) from None
+            raise self._describe_failure(PROBES, "listed", error) from None
         return [o["path"] for o in found if o["last_modified"].timestamp() < before]
 
-    def _failed(self, name: str, verb: str, error: Exception) -> StoreError:
+    def _describe_failure(self, name: str, verb: str, error: Exception) -> StoreError:
         return StoreError(f"{self.uri.rstrip('/')}/{name}: cannot be {verb}: {_explained(error, self.uri)}")
 
 
-def _honours_conditions(objects: Any, name: str) -> bool:
+def _supports_conditions(objects: Any, name: str) -> bool:
     """Report whether the server refuses a second "create" of a name."""
     try:
         obstore.put(objects, name, b"1", mode="create")
@@ -188,7 +188,7 @@ def _connect(uri: str, is_probe: bool = False) -> Any:
     if "@" in rest or "?" in rest:
         raise ConfigError("an s3:// address has a bucket and a prefix only; keys belong in AWS_* variables.", "store")
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,62}", bucket):
-        raise ConfigError(f"{bucket!r} is not a bucket name", f"store {uri}", remedy="Write s3://BUCKET/PREFIX.")
+        raise ConfigError(f"{bucket!r} is not a bucket name", f"store {uri}", remedy="Use s3://BUCKET/PREFIX.")
     environment = os.environ
     config: Any = {}
     key, secret = environment.get("AWS_ACCESS_KEY_ID"), environment.get("AWS_SECRET_ACCESS_KEY")
@@ -198,7 +198,7 @@ def _connect(uri: str, is_probe: bool = False) -> Any:
             config["session_token"] = environment["AWS_SESSION_TOKEN"]
     elif environment.get("CTVR_S3_INSTANCE_ROLE") != "1" and not any(environment.get(name) for name in _ANNOUNCED):
         raise ConfigError(
-            "no credentials",
+            "the credentials are missing",
             f"store {uri}",
             remedy="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or CTVR_S3_INSTANCE_ROLE=1 to use the "
             "machine's role.",
@@ -224,12 +224,12 @@ def _endpoint() -> str | None:
 
 
 def _server() -> str:
-    """Return the server's name as the user knows it."""
+    """Return the host of the endpoint for messages, or `Amazon S3` if no endpoint is set."""
     return urlsplit(_endpoint() or "").netloc.rpartition("@")[2] or "Amazon S3"
 
 
 def _explained(error: Exception, uri: str) -> str:
-    """Explain a failure and its remedy in one line; obstore's own message is a long dump."""
+    """Explain a failure and its remedy in one line, because obstore's own message is a long dump."""
     text = str(error)
     code = next(iter(re.findall(r"<Code>(\w{1,64})</Code>", text)), "")
     bucket = uri.partition("://")[2].partition("/")[0]

@@ -43,7 +43,7 @@ _DTYPES = {np.dtype(code): name for name, code in _NAMES.items()}
 
 
 class Arrays(dict[str, np.ndarray]):
-    """Name -> read-only array, with the `meta` that was stored."""
+    """Read-only arrays of an object by name, with the object's metadata as `meta`."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray], meta: dict[str, Any]) -> None:
         super().__init__(arrays)
@@ -54,10 +54,10 @@ class Arrays(dict[str, np.ndarray]):
 
 
 def pack(name: str, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> list[Any]:
-    """Serialise to a list of buffers whose concatenation is the file; large arrays are not copied.
+    """Serialize arrays to a list of buffers whose concatenation is the file; contiguous arrays are not copied.
 
     Args:
-        name: the name of the object in the store; checked when it is read.
+        name: the name of the object in the store, which `unpack` compares.
         arrays: numeric or boolean arrays of any layout.
         meta: any value that JSON represents exactly.
 
@@ -73,7 +73,7 @@ def pack(name: str, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -
         if not isinstance(key, str) or key == "__metadata__":
             raise ValueError(f"{key!r} is not a name for an array.")
         tensors[key] = array
-    order = sorted(tensors, key=lambda k: (-tensors[k].itemsize, k))  # wide types first, so that all stay aligned
+    order = sorted(tensors, key=lambda k: (-tensors[k].itemsize, k))  # wide types first, so that all are aligned
     header: dict[str, Any] = {"__metadata__": {"sha256": _ZEROS, "name": name, "meta": canonical(meta)}}
     offset = 0
     for key in order:
@@ -94,7 +94,12 @@ def pack(name: str, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -
 
 
 def unpack(name: str, data: np.ndarray, verify: bool = True) -> Arrays:
-    """Return verified views into the bytes of a file (a 1-d uint8 array, usually a memory map).
+    """Return the arrays of a file as views into its bytes, after verification.
+
+    Args:
+        name: the name of the object in the store.
+        data: bytes of the file (1-d uint8), usually a memory map.
+        verify: whether to check the SHA-256; name and layout are always checked.
 
     Raises:
         CorruptObject: if anything differs from what `pack` wrote under this name.
@@ -118,7 +123,7 @@ def _unpack(name: str, data: np.ndarray, verify: bool) -> Arrays:
     header = json.loads(head[8:])
     metadata = header.pop("__metadata__")
     if metadata["name"] != name:
-        raise CorruptObject(f"holds {metadata['name'][:80]!r}")
+        raise CorruptObject(f"contains the object {metadata['name'][:80]!r}")
     if verify:
         _verify(head, data[start:], metadata["sha256"])
     arrays: dict[str, np.ndarray] = {}
@@ -128,7 +133,7 @@ def _unpack(name: str, data: np.ndarray, verify: bool) -> Arrays:
         begin, end = entry["data_offsets"]
         whole = all(type(n) is int and n >= 0 for n in (*shape, begin, end)) and len(shape) <= _MAX_DIMENSIONS
         if not whole or begin != position or end - begin != math.prod(shape) * dtype.itemsize:
-            raise CorruptObject(f"array {key[:80]!r} does not fit its bytes")
+            raise CorruptObject(f"array {key[:80]!r} has a shape or dtype that does not match its number of bytes")
         if start + end > len(data):
             raise CorruptObject("truncated")
         arrays[key] = data[start + begin : start + end].view(dtype).reshape(shape)
@@ -141,7 +146,7 @@ def _unpack(name: str, data: np.ndarray, verify: bool) -> Arrays:
 
 def _verify(head: bytes, payload: np.ndarray, declared: str) -> None:
     if len(declared) != 64 or not declared.isascii():
-        raise CorruptObject("no digest")
+        raise CorruptObject("its header lacks a digest")
     digest = hashlib.sha256(head.replace(declared.encode(), _ZEROS.encode(), 1))
     digest.update(payload.data)
     if digest.hexdigest() != declared:
@@ -149,17 +154,17 @@ def _verify(head: bytes, payload: np.ndarray, declared: str) -> None:
 
 
 def pack_json(name: str, value: Any) -> bytes:
-    """Serialise to `{"sha256": ..., "name": ..., "value": ...}` with sorted keys; the digest covers name and value.
+    """Serialize to `{"sha256": ..., "name": ..., "value": ...}` with sorted keys; the digest covers name and value.
 
     Raises:
         ValueError: if the value is not JSON.
     """
     text = canonical(value).encode()
-    return b"".join([_BEGIN, _digest_of_text(name, text), _between(name), text, _END])
+    return b"".join([_BEGIN, _digest_of_text(name, text), _encode_name(name), text, _END])
 
 
-def _between(name: str) -> bytes:
-    """Return the bytes between digest and value."""
+def _encode_name(name: str) -> bytes:
+    """Return the bytes of the file between the digest and the value, which contain the name."""
     return f'","name":{json.dumps(name)},"value":'.encode()
 
 
@@ -168,12 +173,12 @@ def _digest_of_text(name: str, text: bytes) -> bytes:
 
 
 def unpack_json(name: str, data: bytes) -> Any:
-    """Return the value that `pack_json` serialised.
+    """Return the value that `pack_json` serialized.
 
     Raises:
         CorruptObject: if a byte differs from what was stored under this name.
     """
-    between, at = _between(name), len(_BEGIN)
+    between, at = _encode_name(name), len(_BEGIN)
     text = data[at + 64 + len(between) : -len(_END)]
     if data != b"".join([_BEGIN, _digest_of_text(name, text), between, text, _END]):
         raise CorruptObject("its SHA-256 differs")
@@ -187,7 +192,7 @@ def check(name: str, data: bytes) -> None:
     """Verify an object of either format against its digest.
 
     Raises:
-        CorruptObject: if it is not what was stored under this name.
+        CorruptObject: if it differs from the object that was stored under this name.
     """
     if name.endswith(JSON):
         unpack_json(name, data)

@@ -3,9 +3,9 @@
 A store has one address: a folder (`runs/store`, `file:///data/store`) or a bucket (`s3://bucket/prefix`). Arrays are
 safetensors files, returned as read-only memory maps; a remote object is copied to this machine once. A SHA-256 covers
 every byte and is checked at the first read of an object in a process. A damaged object is removed, counted and reported
-as missing, so that its owner creates it again.
+as missing, so that the code that needs it creates it again.
 
-Keys of arrays are content addresses: the content of a key never changes, so a copy is never stale. JSON objects may
+Keys of arrays are content addresses. The content under a key never changes, so a copy is never stale. JSON objects may
 change.
 """
 
@@ -23,6 +23,7 @@ import numpy as np
 
 from ctvr.orchestrator.digests import cache_folder, digest_of
 from ctvr.orchestrator.errors import ConfigError, CorruptObject, MissingObject, StoreError
+from ctvr.orchestrator.processes import beat
 from ctvr.orchestrator.redaction import redact
 from ctvr.orchestrator.store.disk_cache import DiskCache, cache_limit
 from ctvr.orchestrator.store.keys import ARRAYS, JSON, check_key, check_kind, is_key, object_name, split_name
@@ -34,10 +35,10 @@ from ctvr.orchestrator.store.serialization import Arrays, check, pack, pack_json
 log = logging.getLogger(__name__)
 Unpacked = TypeVar("Unpacked")
 
-_LISTED_HERE = 1000  # objects; listing a local folder is fast, but it also contains frames of other streams
-_ASKED_SINGLY = 50  # objects; a page of a listing has 1000
+_LISTED_HERE = 1000  # from this many keys on, a local kind is listed, although it also contains other streams' frames
+_ASKED_SINGLY = 50  # up to this many keys, a server gets one request per key; a page of a listing has 1000 objects
 
-_PLACES = "Write a folder, or s3://BUCKET/PREFIX."
+_PLACES = "Use a folder, or s3://BUCKET/PREFIX."
 
 
 class Store:
@@ -61,10 +62,10 @@ class Store:
         Args:
             uri: a folder, file://, s3://bucket/prefix or memory://name (this process only).
             cache: folder for copies of remote objects; default `cache_folder()`.
-            cache_bytes: limit of those copies; default $CTVR_CACHE_GB, else 100 GB.
+            cache_bytes: limit of the copies in bytes; default $CTVR_CACHE_GB, or 100 GB if it is not set.
 
         Raises:
-            ConfigError: for an unknown address, missing credentials, or a place that cannot be created or read.
+            ConfigError: for an unknown address, missing credentials, or a folder or bucket that cannot be used.
         """
         return cls._make(str(uri), cache, cache_bytes, is_new=True)
 
@@ -108,12 +109,13 @@ class Store:
     # -- arrays
 
     def put(self, kind: str, key: str, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any] | None = None) -> None:
-        """Store arrays under a content address; durable when this returns. Concurrent writers of one key are safe.
+        """Store arrays under a content address; they are durable on return. Several writers may write the same key.
 
         Raises:
             StoreError: if the disk is full or the server is unavailable.
             ValueError: for a key or an array that cannot be stored.
         """
+        beat()
         name = object_name(kind, key, ARRAYS)
         buffers = pack(name, arrays, meta or {})
         self._objects.write(name, buffers)
@@ -123,11 +125,12 @@ class Store:
             self.counters["evicted"] = self._cache.evicted
 
     def get(self, kind: str, key: str) -> Arrays:
-        """Return the arrays as read-only memory maps (in memory if there is no local file), with `.meta`.
+        """Return the arrays as read-only memory maps (in memory if there is no local file), with their metadata.
 
         Raises:
             MissingObject: if it does not exist, or was damaged and has been removed.
         """
+        beat()
         name = object_name(kind, key, ARRAYS)
         if (packed := self.packs.get(kind, key)) is not None:
             return packed
@@ -166,7 +169,7 @@ class Store:
         return self.packs.has(kind, key)
 
     def filter_existing(self, kind: str, keys: Sequence[str]) -> set[str]:
-        """Return those of `keys` that exist. Lists the kind once if that is faster than one request per key."""
+        """Return the existing keys among `keys`. Lists the kind once if that is faster than one request per key."""
         packed = self.packs.keys(kind)
         if isinstance(self._objects, LocalFiles) and len(keys) >= _LISTED_HERE:
             return packed.union(split_name(name)[1] for name in self._objects.listed(kind)).intersection(keys)
@@ -190,7 +193,7 @@ class Store:
     def create_json(self, kind: str, key: str, value: Any) -> bool:
         """Store a JSON value only if the key is free; of several writers, exactly one gets True.
 
-        After a network failure, False may be due to our own first attempt: compare with `get_json` where it matters.
+        After a network failure, False can mean that our own first attempt succeeded; `get_json` returns the value.
         """
         name = object_name(kind, key, JSON)
         data = pack_json(name, value)
@@ -204,7 +207,7 @@ class Store:
         return False
 
     def get_json(self, kind: str, key: str) -> Any:
-        """Return the value, verified at every read. Keys of dictionaries come back sorted.
+        """Return the value, which is verified at every read. Keys of dictionaries are sorted.
 
         Raises:
             MissingObject: if it does not exist, or was damaged and has been removed.
@@ -227,7 +230,7 @@ class Store:
         self.packs.remove(kind, key)
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove objects by their names, and their copies on this machine. Maps of them stay valid.
+        """Remove objects by their names, and their copies on this machine. Open memory maps remain valid.
 
         Raises:
             StoreError: if the storage refuses.
@@ -248,11 +251,11 @@ class Store:
         return sorted(key for key in keys if key.startswith(prefix) and is_key(key))
 
     def entries(self) -> tuple[Entry, ...]:
-        """Return every object: its name (kind/key with an extension), bytes and time, sorted by name."""
+        """Return name (kind/key with an extension), bytes and time of every object, sorted by name."""
         return tuple(self._objects.names())
 
     def clock(self) -> float:
-        """Return the time in seconds since 1970, by the clock that stamps the entries."""
+        """Return the time in seconds since 1970, by the clock that dates the objects."""
         return self._objects.clock()
 
     def leftovers(self, before: float) -> tuple[str, ...]:
@@ -270,7 +273,7 @@ class Store:
         return self._cache.root.parent, Size(*self._cache.size()), self._cache.limit
 
     def verify(self, remove: bool = False) -> Iterator[tuple[str, str | None]]:
-        """Read every object and yield (name, problem), problem None if it is intact; remove damaged ones on request."""
+        """Read every object and yield (name, problem or None); `remove` states whether to remove damaged objects."""
         for name, _, _ in self._objects.names():
             try:
                 try:
@@ -316,7 +319,7 @@ class Store:
         return self._verified.get(f"{kind}/{key}{ARRAYS}")
 
     def is_unchanged(self, kind: str, key: str, stamp: Stamp | None) -> bool:
-        """Report whether arrays that `get` mapped are still those that it verified under this stamp."""
+        """Report whether the file that `get` mapped still has this stamp; True if `get` reads into memory."""
         files = self._objects if isinstance(self._objects, LocalFiles) else self._cache
         return files is None or files.is_unchanged(f"{kind}/{key}{ARRAYS}", stamp)
 
@@ -335,7 +338,7 @@ class Store:
         raise MissingObject(kind, key)
 
     def _remove_damaged(self, files: LocalFiles | RemoteObjects, name: str, problem: CorruptObject) -> None:
-        """Remove an object, unless another process has replaced it by an intact one in the meantime."""
+        """Remove an object unless another process has replaced it with an intact one."""
         self._verified.pop(name, None)
         self.counters["damaged"] += 1
         where = files.root if isinstance(files, LocalFiles) else self.uri

@@ -12,7 +12,7 @@ import json
 import re
 import unicodedata
 
-# What pandas, numpy and SQL write for a missing value. To use such a word as a caption, write the list ["nan"]
+# Markers of a missing value in pandas, numpy and SQL. A table that has such a caption contains the list ["nan"]
 MISSING = frozenset({"nan", "NaN", "-nan", "NULL", "null", "None", "<NA>", "NaT", "N/A", "#N/A"})
 _INVISIBLE = ("Cc", "Cf", "Zs", "Zl", "Zp")  # Unicode's categories of blanks, zero-width and control characters
 _STRING = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
@@ -34,9 +34,7 @@ def captions_of(cell: str) -> list[str]:
     if all(unicodedata.category(each) in _INVISIBLE for each in text):
         raise ValueError("is empty. Fill it in, or remove the line.")
     if text in MISSING:
-        raise ValueError(
-            f'is {text!r}, which marks a missing value. Fill it in, or write ["{text}"] to use it as text.'
-        )
+        raise ValueError(f'is {text!r}, which marks a missing value. Fill it in, or use ["{text}"] to keep it as text.')
     if text[0] + text[-1] not in _PAIRS or (text[0] == "(" and not _TUPLE.fullmatch(text)):
         return [text]
     found = _json_list(text)
@@ -44,7 +42,7 @@ def captions_of(cell: str) -> list[str]:
         found = _python_list(text)
     if found is None:
         if text[0] != "(" and _LIST.fullmatch(text):
-            raise ValueError(f'is not a list of texts (got {text[:40]!r}). Write it as JSON: ["a dog", "a cat"].')
+            raise ValueError(f'is not a list of texts (got {text[:40]!r}). Use JSON: ["a dog", "a cat"].')
         return [text]
     if not found or not all(caption.strip() for caption in found):
         raise ValueError(f"is a list without text (got {text[:40]!r}). Fill it in, or remove the line.")
@@ -52,7 +50,7 @@ def captions_of(cell: str) -> list[str]:
 
 
 def cell_of(caption: str) -> str:
-    """Write a caption as a cell that `captions_of` parses as this single caption."""
+    """Return a cell that `captions_of` parses as this single caption."""
     try:
         is_plain = "\0" not in caption and captions_of(caption) == [caption]  # Python 3.10 cannot read a NUL in a table
     except ValueError:  # a marker for a missing value, or text that looks like a list

@@ -11,11 +11,11 @@ from ctvr.orchestrator.streams.stream import SPLITS, Item, Stream, iter_items
 from ctvr.orchestrator.streams.videos import check_videos
 
 Reader = Callable[[list[str]], list[tuple[Hashable, bool]]]
-EXTRA_TOKENS = 3  # beyond one for each ASCII character: start, end and a leading blank
+EXTRA_TOKENS = 3  # tokens besides one per ASCII character: start, end, leading blank
 
 
 def check_stream(stream: Stream) -> str:
-    """Report missing videos, captions of several videos in a gallery, files of several items, and cut captions."""
+    """Report missing videos, captions and files that several videos share, suspicious captions, and truncated ones."""
     lines = [check_videos(stream)]
     if stream.domain != "images":
         lines += [*_same_files(stream), *_films_of_both_sides(stream), *_odd_captions(stream)]
@@ -41,10 +41,10 @@ def describe(stream: Stream) -> str:
 
 
 def _shared_captions(stream: Stream) -> Iterator[str]:
-    """Report the highest R@k that the captions allow: a caption of n videos can rank only k of them among the first k.
+    """Report the highest R@k that the captions allow: if n videos share a caption, only k of them can be found.
 
-    Captions are equal if CLIP's text towers get equal tokens, or, in a stream with features of texts, if their texts
-    are. The gallery contains the test videos of all tasks; in the protocol cvlm, those of the caption's task.
+    Captions are equal if their CLIP tokens are equal, or in a stream with text features if their texts are equal.
+    The gallery contains the test videos of all tasks; in the protocol cvlm, those of the caption's task.
     """
     read: Callable[[str], Hashable] = str if stream.text_features else clip_tokenizer().within
     parts = [task.test for task in stream.tasks]
@@ -80,7 +80,7 @@ def report_cuts(stream: Stream, read: Reader, places: int) -> Iterator[str]:
     """Report the captions that a text tower of `places` tokens truncates, and the test captions that become equal.
 
     Args:
-        read: captions -> for each, what the tower gets, and whether that is truncated.
+        read: returns for each caption the tokens that the tower reads, and whether they are truncated.
     """
     every = [(text, split, item) for _, split, item in iter_items(stream) for text in item.captions]
     long = list(dict.fromkeys(text for text, _, _ in every if not text.isascii() or len(text) + EXTRA_TOKENS > places))

@@ -1,4 +1,4 @@
-"""CLIP's tokenizer without torch: equal to open_clip's `SimpleTokenizer`, with its file of the vocabulary."""
+"""CLIP's tokenizer without torch, with the tokens and the vocabulary file of open_clip's `SimpleTokenizer`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from itertools import pairwise
 from pathlib import Path
 
 PLACES = 77  # tokens of a caption in CLIP's text towers, including both ends
-_MERGES = 49_152 - 256 - 2  # pairs of the file that the vocabulary contains
+_MERGES = 49_152 - 256 - 2  # pairs of the vocabulary file that CLIP uses
 _LONGEST = (PLACES - 1) * 32  # letters of a word; no token has more than 32
-_MOST = 1 << 16  # characters of a caption
+_MOST = 1 << 16  # characters of a caption that are read
 _SPECIAL = ("<start_of_text>", "<end_of_text>")
 _WORDS = "|".join((*_SPECIAL, "'s|'t|'re|'ve|'m|'ll|'d", r"[\p{L}]+", r"[\p{N}]", r"[^\s\p{L}\p{N}]+"))
 
 
 class ClipTokenizer:
-    """Splits captions into tokens (strings)."""
+    """Byte-pair tokenizer that splits captions into tokens (strings)."""
 
     def __init__(self) -> None:
         import regex  # comes with open_clip, ~30 ms
@@ -35,16 +35,16 @@ class ClipTokenizer:
         self._known: dict[str, tuple[str, ...]] = {word: (word,) for word in _SPECIAL}
 
     def read(self, texts: Iterable[str]) -> list[tuple[Hashable, bool]]:
-        """Return for each text what a text tower gets of it, and whether that is truncated."""
+        """Return for each text the tokens that a text tower reads, and whether they are truncated."""
         found = map(self.split, texts)
         return [(tokens[: PLACES - 2], len(tokens) > PLACES - 2) for tokens in found]
 
     def within(self, text: str) -> tuple[str, ...]:
-        """Return what a text tower gets of a text."""
+        """Return the tokens of a text that a text tower reads, without the start and end tokens."""
         return self.split(text)[: PLACES - 2]
 
     def split(self, text: str, most: int = PLACES - 2) -> tuple[str, ...]:
-        """Return the tokens of a text without its ends; stop once there are more than `most`."""
+        """Return the tokens of a text without start and end; stop when there are more than `most`."""
         found: list[str] = []
         for match in self._words.finditer(_clean(text[:_MOST])):
             if (word := match[0]) not in self._known:
@@ -56,7 +56,7 @@ class ClipTokenizer:
         return tuple(found)
 
     def _pieces(self, word: str) -> tuple[str, ...]:
-        """Merge the pair of pieces with the lowest rank until none is left."""
+        """Split a word: merge the adjacent pieces with the lowest rank until no pair has a rank."""
         pieces = [*word[:-1], word[-1] + "</w>"]
         while len(pieces) > 1:
             ranked = [(self._ranks[pair], pair) for pair in pairwise(pieces) if pair in self._ranks]
@@ -80,7 +80,7 @@ def clip_tokenizer() -> ClipTokenizer:
 
 
 def _letters() -> dict[int, str]:
-    """Return the letter that the vocabulary uses for each byte: its own if printable, else one above 255."""
+    """Return the letter that the vocabulary uses for each byte: its own if printable, otherwise one above 255."""
     own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in own]
     return {byte: chr(byte) for byte in own} | {byte: chr(256 + place) for place, byte in enumerate(others)}

@@ -3,7 +3,7 @@
 The test is Page's ("Continuous inspection schemes", Biometrika 41, 1954) with Hinkley's estimate of the mean
 (Biometrika 58, 1971), in the form that surveys of concept drift give; neither paper was read for this code. The input
 is our choice: the surprisal of a new video's captions under the words since the last change, in nats per word. No model
-    is needed, so the boundaries are fixed when a stream is loaded, and equal for all methods and seeds.
+is needed, so the boundaries are fixed when a stream is loaded, and equal for all methods and seeds.
 
     x_i = mean of -ln p(w) over the words w of video i,   p(w) = (count(w) + 1) / (words + distinct words + 1)
     m_t = sum of x_i - mean(x_1 .. x_i) - DELTA over i <= t;   a change at t if m_t - min(m_1 .. m_t) > THRESHOLD
@@ -18,9 +18,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-LEAST = 10  # videos
-DELTA = 0.1  # nats: rises below it are noise
-THRESHOLD = 2.0  # nats, lambda of the test
+LEAST = 10  # videos after a change that the test skips
+DELTA = 0.1  # nats; smaller increases are noise
+THRESHOLD = 2.0  # nats; lambda of the test
 
 
 class PageHinkley:
@@ -31,7 +31,7 @@ class PageHinkley:
         self._count, self._sum, self._m, self._least = 0, 0.0, 0.0, 0.0
 
     def add(self, x: float) -> bool:
-        """Add a number; return whether an increase of the mean is detected."""
+        """Add an observation; return whether an increase of the mean is detected."""
         self._count, self._sum = self._count + 1, self._sum + x
         self._m += x - self._sum / self._count - self.delta
         self._least = min(self._least, self._m)

@@ -51,7 +51,7 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
             `<root>/streams/msrvtt-10.json`; or a path to a .json file.
         root: the data folder, which contains rendered streams and `streams/`.
         videos: the base folder of the manifest's paths; default: `videos` in the manifest.
-        render: render the videos of an embedded stream if they do not exist; False loads only the description.
+        render: whether to render the videos of an embedded stream if they do not exist.
 
     Raises:
         ConfigError: for an unknown name or a malformed manifest.
@@ -61,7 +61,7 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
         load_stream(name, root, videos, render=False)  # refuses a wrong suffix before anything is rendered
     written, order = split_order(name)
     ordered, kind, count = _split_chunks(written)
-    if kind:  # the tasks arrive in their order
+    if kind:  # chunks are cut after the tasks are reordered
         whole = load_stream(f"{ordered}@{order}" if order else ordered, root, videos, render)
         return whole.chunked(count) if kind == "chunks" else whole.cut_at_drift(count)
     if order:
@@ -77,7 +77,7 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
         raise ConfigError(f"{path.name} is a table of captions", "stream", remedy=f"Import it first: {words}")
     if path.suffix.lower() in (".yaml", ".yml"):
         raise ConfigError(
-            f"{path.name} is not a manifest", "stream", remedy=f"If it is a file of settings, write --config {name}"
+            f"{path.name} is not a manifest", "stream", remedy=f"If it is a file of settings, use --config {name}"
         )
     if name in (others := plugins()) and not os.path.isfile(root / "streams" / f"{name}.json"):
         path = _manifest_of_others(others[name])
@@ -93,7 +93,7 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
 def split_order(name: str) -> tuple[str, int]:
     """Split `NAME@3` into the stream's name and the seed of its task order; the seed is 0 if none is given.
 
-    The suffix of a stream is a seed if it is a number of at most 100 digits.
+    A suffix is a seed if it is a number of at most 100 digits.
     """
     written, _, order = name.rpartition("@")
     return (written, int(order)) if written and order.isdecimal() and len(order) <= 100 else (name, 0)
@@ -117,7 +117,7 @@ def _split_blur(name: str) -> tuple[str, int]:
         raise ConfigError(
             f"{name}: the number after _blurry is a percentage of 1 to 99",
             "stream",
-            remedy=f"Write {match[1]}_blurry20.",
+            remedy=f"Use {match[1]}_blurry20.",
         )
     return (match[1], int(match[2])) if match else (name, 0)
 
@@ -125,10 +125,10 @@ def _split_blur(name: str) -> tuple[str, int]:
 def is_embedded(name: str) -> bool:
     """Report whether a name is that of an embedded stream, with or without suffixes."""
     name = plain_name(name)
-    return name in RENDERED or _with_dials(name)
+    return name in RENDERED or _is_worlds(name)
 
 
-def _with_dials(name: str) -> bool:
+def _is_worlds(name: str) -> bool:
     written = name.partition("_")[0]
     return written.startswith("worlds-") and bool(RENDERED.get(written))
 
@@ -164,7 +164,7 @@ def _load_rendered(name: str, root: Path, render: bool) -> Stream:
         questions.NAME: questions.render_questions,
         worlds_stream.QUICK: worlds_stream.render_quick,
     }
-    if _with_dials(name):
+    if _is_worlds(name):
         written, dials = worlds_stream.split_dials(name)
         manifest = worlds_stream.render_worlds(root, RENDERED[written] or 0, dials, videos=render)
     elif name in others:

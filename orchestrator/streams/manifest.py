@@ -48,8 +48,8 @@ def read_json(path: Path, unique_keys: bool = False) -> Any:
     """Read a JSON file.
 
     Args:
-        unique_keys: reject objects that repeat a key (instead of keeping the last value), and NaN and Infinity,
-            which are not JSON.
+        unique_keys: whether to reject objects that repeat a key (otherwise the last value is kept), and NaN and
+            Infinity, which are not JSON.
 
     Raises:
         ConfigError: if the file is missing, not a regular file, not text or not JSON; the message gives the line.
@@ -57,7 +57,7 @@ def read_json(path: Path, unique_keys: bool = False) -> Any:
     hook = _unique_object if unique_keys else None
     text = read_text(path)
     if not text.strip():
-        raise ConfigError("is empty", path, remedy="Give another file.")
+        raise ConfigError("is empty", path, remedy="Use another file.")
     try:
         return json.loads(text, object_pairs_hook=hook, parse_constant=_no_number if unique_keys else None)
     except json.JSONDecodeError as error:
@@ -81,7 +81,7 @@ def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class Reader:
-    """Validates plain values and returns them. Error messages are one line: source, place, problem, remedy."""
+    """Validator of plain values. An error is one line: source, place, problem, remedy."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -93,7 +93,7 @@ class Reader:
     def object(self, value: Any, where: str, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Any]:
         known = [*required, *optional]
         if not isinstance(value, dict):
-            self.fail(where, f"is {_kind(value)}, not an object", f"Write an object with {', '.join(known)}.")
+            self.fail(where, f"is {_kind(value)}, not an object", f"Use an object with {', '.join(known)}.")
         for name in value:
             if name not in known:
                 hint = suggest(str(name), known).strip()
@@ -105,26 +105,26 @@ class Reader:
 
     def array(self, value: Any, where: str) -> list[Any]:
         if not isinstance(value, list):
-            self.fail(where, f"is {_kind(value)}, not a list", "Write a list: [...].")
+            self.fail(where, f"is {_kind(value)}, not a list", "Use a list: [...].")
         return value
 
     def text(self, value: Any, where: str, one_line: bool = True) -> str:
         if not isinstance(value, str):
-            self.fail(where, f"is {_kind(value)}, not text", "Write text in double quotes.")
+            self.fail(where, f"is {_kind(value)}, not text", "Use text in double quotes.")
         if not value.strip():
-            self.fail(where, "is empty", "Write some text, or remove it.")
+            self.fail(where, "is empty", "Add text, or remove it.")
         if value.isprintable():  # false for half a surrogate pair
             return value
         if one_line:
             self.fail(where, "contains a character that is not printable", "Use printable characters on one line.")
         if any("\ud800" <= char <= "\udfff" for char in value):
-            self.fail(where, "contains half a surrogate pair, which is not text", "Write the whole character.")
+            self.fail(where, "contains half a surrogate pair, which is not text", "Use the whole character.")
         return value
 
     def segment(self, value: Any, where: str) -> Segment | None:
         if value is None:
             return None
-        remedy = "Write [start, end] in seconds with 0 <= start < end, or null for the whole video."
+        remedy = "Use [start, end] in seconds with 0 <= start < end, or null for the whole video."
         numbers = isinstance(value, list) and all(type(n) in (int, float) for n in value)
         if not numbers or len(value) != 2:
             self.fail(where, "is not a pair of numbers", remedy)
@@ -138,7 +138,7 @@ class Reader:
             return text  # as `PurePosixPath` would write it
         path = PurePosixPath(text)
         if path.is_absolute() or ".." in path.parts or "\\" in str(path) or not path.parts:
-            self.fail(where, f"{value!r} is outside the videos folder", "Write a path below `videos`, with '/'.")
+            self.fail(where, f"{value!r} is outside the videos folder", "Use a path below `videos`, with '/'.")
         return str(path)
 
 
@@ -159,7 +159,7 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
         data: the manifest as plain values.
         source: the name of the manifest in messages, usually its path.
         base: the folder that a relative `videos` refers to.
-        videos: replaces the manifest's `videos`; of a stream of features, the folder of the videos that pages show.
+        videos: folder that replaces the manifest's `videos`; ignored for a stream of features.
 
     Raises:
         ConfigError: at the first error; the message gives source, task, item, field and remedy.
@@ -172,27 +172,27 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
         ("paper", "settings", "videos", "about", "sources", "text_features", "features", "held_out"),
     )
     if top["format"] != FORMAT:
-        reader.fail("format", f"must be {FORMAT}, the only one this version reads", "Import the stream again.")
+        reader.fail("format", f"must be {FORMAT}, the only format that this version reads", "Import the stream again.")
     if top["protocol"] not in PROTOCOLS and (others := plugins()).keys().isdisjoint({str(top["protocol"])}):
         installed = f", or one of another package: {', '.join(sorted(others))}" if others else ""
-        remedy = f"Write 'ctvr', 'cvlm', 'ucl' or 'qa'{installed}."
+        remedy = f"Use 'ctvr', 'cvlm', 'ucl' or 'qa'{installed}."
         reader.fail("protocol", f"is {str(top['protocol'])[:40]!r}", remedy)
     paper = None if top.get("paper") is None else reader.text(top["paper"], "paper")
     if videos is None or "features" in top:
         videos = Path(base) / Path(reader.text(top.get("videos", "."), "videos")).expanduser()
     held_out = top.get("held_out", 0)
     if type(held_out) is not int or held_out < 0:
-        reader.fail("held_out", f"is {str(held_out)[:40]!r}", "Write the number of videos per category, such as 2.")
+        reader.fail("held_out", f"is {str(held_out)[:40]!r}", "Use the number of videos per category, such as 2.")
     place = VideoPlaces(Path(videos)).find
     tasks = tuple(
         _parse_task(reader, task, number, place, top["protocol"])
         for number, task in enumerate(reader.array(top["tasks"], "tasks"), start=1)
     )
     if not tasks:
-        reader.fail("tasks", "is empty", "Write at least one task.")
+        reader.fail("tasks", "is empty", "Add at least one task.")
     for name, count in Counter(task.name for task in tasks).items():
         if count > 1:
-            reader.fail(f"tasks: {name}", f"{count} tasks have this name", "Give each task its own name.")
+            reader.fail(f"tasks: {name}", f"{count} tasks have this name", "Use a unique name for each task.")
     _check_unique(reader, tasks)
     _check_kinds(reader, tasks, top["protocol"] == "ucl")
     return Stream(
@@ -227,12 +227,12 @@ def _text_features(reader: Reader, value: Any, videos: Path) -> str | None:
 
 def _parse_settings(reader: Reader, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        reader.fail("settings", f"is {_kind(value)}, not an object", 'Write {"data.num_frames": 12}.')
+        reader.fail("settings", f"is {_kind(value)}, not an object", 'Use {"data.num_frames": 12}.')
     for name, setting in value.items():
         if isinstance(setting, dict | list):
-            reader.fail(f"settings: {name}", f"is {_kind(setting)}", "Write one value per dotted name.")
+            reader.fail(f"settings: {name}", f"is {_kind(setting)}", "Use one value per dotted name.")
         if isinstance(setting, int | float) and not abs(setting) < 2**63:  # also true for NaN
-            reader.fail(f"settings: {name}", f"is {str(setting)[:30]}", "Write a finite number of at most 18 digits.")
+            reader.fail(f"settings: {name}", f"is {str(setting)[:30]}", "Use a finite number of at most 18 digits.")
     return dict(value)
 
 
@@ -274,7 +274,7 @@ def _parse_item(
         reader.fail(f"{where}: category", f"{category!r} is not a category of its task", hint or "List it there.")
     captions = reader.array(item.get("captions", []), f"{where}: captions")
     if not captions and not has_images:
-        reader.fail(f"{where}: captions", "is empty", "Write at least one caption, or remove the video.")
+        reader.fail(f"{where}: captions", "is empty", "Add at least one caption, or remove the video.")
     return Item(
         video=reader.text(item["video"], f"{where}: video"),
         path=place(reader.path(item["path"], f"{where}: path")),
@@ -293,7 +293,7 @@ def _answers(reader: Reader, item: dict[str, Any], where: str, questions: int) -
         return ()
     answers = reader.array(item["answers"], f"{where}: answers")
     if len(answers) != questions:
-        reader.fail(f"{where}: answers", f"has {len(answers)} for {questions} questions", "Give one per question.")
+        reader.fail(f"{where}: answers", f"has {len(answers)} for {questions} questions", "Use one per question.")
     return tuple(reader.text(answer, f"{where}: answers[{n}]") for n, answer in enumerate(answers))
 
 
@@ -309,7 +309,7 @@ def _check_unique(reader: Reader, tasks: tuple[StreamTask, ...]) -> None:
                     first, first_split, path = ids[item.video]
                     problem = f"this id is also in {first}: {first_split}"
                     if path != item.path:
-                        reader.fail(where, f"{problem}, of another file", "Give each video its own id.")
+                        reader.fail(where, f"{problem}, of another file", "Use a unique id for each video.")
                     kind = "a leak between splits" if first_split != split else "a duplicate"
                     reader.fail(where, f"{problem} ({kind})", "Keep one of them.")
                 ids[item.video] = task.name, split, item.path
@@ -324,7 +324,7 @@ def _check_unique(reader: Reader, tasks: tuple[StreamTask, ...]) -> None:
             for item in getattr(task, split):
                 if item.twin is not None and item.twin not in ids:
                     where = f"{task.name}: {split}: video {item.video!r}: twin"
-                    reader.fail(where, f"video {item.twin!r} does not exist", "Write the id of a video, or null.")
+                    reader.fail(where, f"video {item.twin!r} does not exist", "Use the id of a video, or null.")
 
 
 def _check_kinds(reader: Reader, tasks: tuple[StreamTask, ...], has_images: bool) -> None:
@@ -333,7 +333,7 @@ def _check_kinds(reader: Reader, tasks: tuple[StreamTask, ...], has_images: bool
     counted = sum(item.path.endswith(".npy") for item in items)
     if has_images and counted < len(items):
         odd = next(item for item in items if not item.path.endswith(".npy"))
-        reader.fail(odd.video, "is not an array of images (.npy)", "Write the images of a class as one array.")
+        reader.fail(odd.video, "is not an array of images (.npy)", "Save the images of a class as one array.")
     if 0 < counted < len(items):
         every = ((task, split, item) for task in tasks for split in SPLITS for item in getattr(task, split))
         task, split, item = next(each for each in every if not each[2].path.endswith(".npy"))
@@ -342,8 +342,8 @@ def _check_kinds(reader: Reader, tasks: tuple[StreamTask, ...], has_images: bool
 
 
 def _has_val(reader: Reader, protocol: str, tasks: tuple[StreamTask, ...]) -> bool:
-    """Return True if every task has validation videos. Some data sets of the CVLM protocol publish none."""
+    """Return whether every task has validation videos. Some data sets of the CVLM protocol publish none."""
     without_val = [task.name for task in tasks if not task.val]
     if without_val and len(without_val) < len(tasks) and protocol not in {"cvlm", "ucl", "qa"}:
-        reader.fail(f"{without_val[0]}: val", "is empty while other tasks have one", "Fill it, or empty all of them.")
+        reader.fail(f"{without_val[0]}: val", "is empty, but other tasks have videos in it", "Fill it, or empty all.")
     return not without_val

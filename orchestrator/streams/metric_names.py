@@ -9,7 +9,7 @@ GAIN = "stream/t2v/r1_gain"
 MEAN = "stream/t2v/r1_mean"  # mean over tasks, each with its own gallery, as in CVLM's tables
 ACCURACY, FORGETTING = "stream/knn/accuracy", "stream/knn/forgetting"
 ANSWERED = "stream/qa/accuracy"
-# Settings that add metrics and change none: at these values they are omitted from the key of a run
+# Settings that only add metrics, with the values at which they are omitted from the key of a run
 ADDS_METRICS: dict[str, object] = {
     "evaluation.every_epoch": False,
     "evaluation.oracle_task": False,
@@ -42,5 +42,5 @@ def progress_text(metrics: Mapping[str, float]) -> str:
             forgotten = f"  forgetting {metrics[forgetting]:.2f}" if forgetting in metrics else ""  # none after task 1
             return f"accuracy {metrics[accuracy]:.2f}{forgotten}"
     gain = f"  ({metrics[GAIN]:+.2f} over zero-shot)" if GAIN in metrics else ""
-    bwf = metrics.get("stream/t2v/bwf", math.nan)
+    bwf = round(metrics.get("stream/t2v/bwf", math.nan), 2) + 0.0  # -0.0 + 0.0 is 0.0
     return f"R@1 {metrics.get('stream/t2v/r1', math.nan):.2f}{gain}  forgetting {bwf:.2f}"

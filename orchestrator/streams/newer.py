@@ -11,11 +11,11 @@ from ctvr.orchestrator.streams.stream import SPLITS, Item, Stream
 
 
 def with_newer(stream: Stream, name: str, root: Path) -> Stream:
-    """Return a stream whose tasks after an upgrade have the features of the stream `name`; "": unchanged.
+    """Return a stream whose tasks after an upgrade have the features of the stream `name`.
 
     Args:
-        stream: has features of videos and captions.
-        name: name or manifest of the second stream; its files are where its manifest says.
+        stream: a stream with features of videos and captions.
+        name: name or manifest of the second stream; if empty, `stream` is returned unchanged.
         root: the data folder, as in `load_stream`.
 
     Raises:
@@ -33,7 +33,7 @@ def with_newer(stream: Stream, name: str, root: Path) -> Stream:
 
 
 def require_same(stream: Stream, newer: Stream, name: str) -> None:
-    """Refuse a second stream, as the user named it, with other tasks, videos or captions.
+    """Refuse a second stream with different tasks, videos or captions; `name` is the name that the user gave.
 
     Raises:
         ConfigError: with the first difference.
@@ -51,7 +51,7 @@ def _load(name: str, root: Path) -> Stream:
 
 
 def find_first_difference(old: Stream, new: Stream) -> str:
-    """Name the first difference of two streams in tasks, videos or captions; "" if there is none."""
+    """Describe the first difference of two streams in tasks, videos or captions; return "" if there is none."""
     for task, other in zip(old.tasks, new.tasks):
         for split in SPLITS:
             items, others = getattr(task, split), getattr(other, split)

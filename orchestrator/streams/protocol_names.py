@@ -1,6 +1,6 @@
-"""Names of protocols: ours, and those of other installed packages (entry points `ctvr.protocols`).
+"""Names of protocols: built-in ones, and those of other installed packages (entry points `ctvr.protocols`).
 
-Only names are read here, without importing a package; the classes are in learning/evaluation/protocols.py.
+This module reads only names and does not import the packages; the classes are in learning/evaluation/protocols.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Position of one query's match, as runs keep it: the counts from which every rule of ties can be computed."""
+"""Rank of the match of a query, stored as counts from which the rank under any tie rule can be computed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Rank(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Return 1 + better + equal / 2: 1 is found first, and a tie counts half."""
+        """Return the mean rank 1 + better + equal / 2, which is 1 if the match is found first."""
         return 1 + self.better + self.equal / 2
 
     @property
@@ -25,9 +25,9 @@ class Rank(NamedTuple):
 
     @classmethod
     def read(cls, kept: Rank | list[int] | float) -> Rank:
-        """Return a kept position, which JSON turns into a list.
+        """Convert a stored rank, which JSON turns into a list, to a `Rank`.
 
-        Older runs kept `mean` only: x.5 is read as one equal candidate, and an integer as none.
+        Older runs stored `mean` only. A value x.5 is read as one equal candidate, and an integer as none.
         """
         if isinstance(kept, (int, float)):
             return cls(int(kept) - 1, int(kept % 1 > 0))
@@ -35,5 +35,5 @@ class Rank(NamedTuple):
 
 
 def read_all(kept: Mapping[str, Rank | list[int] | float]) -> dict[str, Rank]:
-    """Return the kept position of every query."""
+    """Convert the stored rank of every query to a `Rank`."""
     return {query: Rank.read(each) for query, each in kept.items()}

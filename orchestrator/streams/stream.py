@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from html import escape
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -41,13 +42,13 @@ class Item:
     chunk: int | None = None  # set for training videos if the stream hides its boundaries (`chunked`)
 
     def __hash__(self) -> int:
-        """Hash only the ID, since Python caches a string's hash and items are hashed often."""
+        """Hash only the ID, because Python caches a string's hash and items are hashed often."""
         return hash(self.video)
 
 
 @dataclass(frozen=True)
 class StreamTask:
-    """One task of the stream."""
+    """One task of the stream, with the items of its splits."""
 
     name: str
     categories: tuple[str, ...]
@@ -56,14 +57,14 @@ class StreamTask:
     test: tuple[Item, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Stream:
-    """The sequence of all tasks."""
+    """A stream: its tasks in order, its protocol and its recommended settings."""
 
     name: str
     tasks: tuple[StreamTask, ...]
     protocol: str  # a name in protocol_names.py
-    has_val: bool  # every task has a validation split; without one, selection uses test videos
+    has_val: bool  # whether every task has a validation split; without one, selection uses test videos
     settings: dict[str, Any] = field(default_factory=dict)  # recommended dotted settings
     paper: str | None = None  # the published table that this stream is compared with
     dropped: int = 0  # videos removed by `drop_videos`
@@ -71,9 +72,22 @@ class Stream:
     text_features: str | None = None  # file with features of all captions, if any (data/)
     features: str = ""  # digest of imported arrays and text features
     held_out: int = 0  # validation videos per category, taken from the published training split
-    order: int = 0  # seed of the task order; 0: the order of the manifest
-    learned: int = 0  # first tasks that another method has learned and stored (`Stream.after`)
+    order: int = 0  # seed of the task order; 0 keeps the order of the manifest
+    learned: int = 0  # number of first tasks that another method has learned and stored (`after`)
     newer: Stream | None = None  # the same items with the features of a new embedder, which `after` reads
+
+    def __repr__(self) -> str:
+        """Return name and size in one line."""
+        return f"Stream({self.name}: {len(self.tasks)} tasks, {len({i.video for _, _, i in iter_items(self)})} videos)"
+
+    def _repr_html_(self) -> str:
+        """Return the same line and a strip of frames of one test video of each task as HTML, for notebooks."""
+        from ctvr.orchestrator.video.thumbnails import captioned_strips
+
+        first = [(task.name, task.test[0]) for task in self.tasks]
+        texts = [f"{name}: {(*item.captions, item.category)[0]}" for name, item in first]
+        clips = [("" if item.path.endswith(".npy") else item.path, item.segment) for _, item in first]
+        return f"<p>{escape(repr(self))}</p>{captioned_strips(clips, texts)}"
 
     @cached_property
     def categories(self) -> tuple[str, ...]:
@@ -123,7 +137,7 @@ class Stream:
         return list(accumulate(map(len, self._parts)))
 
     def learned_in(self, index: int) -> range:
-        """Return the indices of the method's tasks that are learned in task `index`, which may be none."""
+        """Return the indices of the method's tasks that are learned in task `index`, perhaps none."""
         ends = (self._ends[index - 1] if index else 0, self._ends[index])
         return range(*(max(end - self.learned, 0) for end in ends))
 
@@ -139,9 +153,9 @@ class Stream:
         return self.after_learned(self._ends[done - 1])
 
     def after_learned(self, learned: int) -> Stream:
-        """Return the stream for a method before which another learned the first `learned` method tasks.
+        """Return the stream for a method that begins after another method learned `learned` method tasks.
 
-        With `newer`, videos and captions have its features. Name and digest are those of this stream.
+        If `newer` is set, videos and captions have the features of `newer`. Name and digest are unchanged.
         """
         if self.newer is None:
             return replace(self, learned=learned)
@@ -174,7 +188,7 @@ class Stream:
     @cached_property
     @gc_disabled()
     def digest(self) -> str:
-        """Return the SHA-256 of tasks, ids, captions and imported features; a run's key adds that of the frames."""
+        """Return the SHA-256 of tasks, ids, captions and imported features; a run's key adds a digest of the frames."""
         tasks = [
             [list(task.categories), *([_identity(item) for item in getattr(task, split)] for split in SPLITS)]
             for task in self.tasks
@@ -261,9 +275,9 @@ class Stream:
         first = len(self.tasks[0].train)
         if not LEAST <= longest <= first:
             raise ConfigError(
-                f"stream: {name}: the number after _drift is the most training videos of a chunk, at least {LEAST} and "
+                f"stream: {name}: the number after _drift is the most videos of a chunk, at least {LEAST} and "
                 f"at most the {first} of the first task. "
-                + (f"Write {self.name}_drift{first}." if first >= LEAST else f"Omit _drift{longest}.")
+                + (f"Use {self.name}_drift{first}." if first >= LEAST else f"Omit _drift{longest}.")
             )
         captions = [self.tasks[place].train[row].captions for place, row in arrived]
         return self._cut(name, arrived, chunk_ends(captions, longest))

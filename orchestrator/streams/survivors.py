@@ -6,8 +6,8 @@ from __future__ import annotations
 def survivors_note(lost: int, left: int) -> str:
     """Format the bounds on the available videos' recall, given a recall of P % on all; "" if no video is lost.
 
-    Lower bound: all lost captions were hits. A smaller gallery turns no hit into a miss but may turn any miss into a
-        hit, so the upper bound is 100.
+    The lower bound assumes that all lost captions were hits. A smaller gallery cannot turn a hit into a miss, but may
+    turn any miss into a hit, so the upper bound is 100 %.
 
     Args:
         lost: number of captions of the videos that are no longer available.

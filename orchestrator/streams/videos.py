@@ -23,14 +23,16 @@ METADATA, STREAM = "metadata.jsonl", "stream.json"
 
 
 class VideoPlaces:
-    """Finds a video by its path, with another extension, or as a folder of frames. Each folder is listed once.
+    """Index that finds a video by its path, with another extension, or as a folder of frames.
+
+    Each folder is listed once.
 
     Names are compared in Unicode's form NFC, since macOS may store accents as separate characters.
     """
 
     def __init__(self, base: Path) -> None:
         self.base = os.path.abspath(base)
-        self.listed: dict[str, tuple[str, dict[str, str]]] = {}  # folder as written -> its path, `by_name` of it
+        self.listed: dict[str, tuple[str, dict[str, str]]] = {}  # folder as written -> (path, `by_name`)
 
     def find(self, path: str) -> str:
         """Return the location of `path`, or its expected location if nothing exists there."""
@@ -52,10 +54,10 @@ class VideoPlaces:
 
 
 def picture_of(item: Item, places: VideoPlaces | None = None) -> tuple[str, Segment | None]:
-    """Return file and segment from which pages take the pictures of an item; "" if it has features and no video.
+    """Return the file and segment from which pages take images of an item; the file is "" if none exists.
 
     Args:
-        places: folder of the videos of a stream of features, which are found by their IDs.
+        places: index of the folder with the videos of a stream of features, which are found by their IDs.
     """
     if not item.path.endswith(".npy"):  # "" in a saved gallery
         is_here = not item.path or os.path.exists(item.path)
@@ -83,7 +85,7 @@ def video_stem(name: str) -> str:
 
 @gc_disabled()
 def scan_videos(stream: Stream) -> dict[str, Identity]:
-    """Return the identity of every file of a stream. Each is queried once, since a file server may hold 100,000.
+    """Return the identity of every file of a stream. Each is queried once, because a stream may have 100,000 files.
 
     Anything that is not a file (missing, or a folder of frames) is left out.
     """

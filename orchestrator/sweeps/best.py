@@ -1,8 +1,8 @@
 """Promotion of the best model of a stream, `best-STREAM`, by its results on validation videos.
 
-A run becomes the best of its stream at the end of a rerun, if it beats the current best on the same validation videos.
-Its tags record the time (`ctvr.best`) and the comparison (`ctvr.best_by`); aliases in MLflow's model registry follow
-them. Test videos are not used if a stream has validation videos.
+At the end of a rerun, a run becomes the best of its stream if it is significantly better than the current best on the
+same validation videos. The run's tags record the time (`ctvr.best`) and the comparison (`ctvr.best_by`), and aliases in
+MLflow's model registry are moved to it. Test videos are not used if a stream has validation videos.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FREE |= {"tracking.mirror", "tracking.keep_checkpoints"}  # settings that may di
 
 
 def best_of(stream: str, complete: Sequence[RunRecord]) -> RunRecord | None:
-    """Return the best run of a stream, None if no search has chosen one.
+    """Return the run that searches chose last as the best of a stream; None if no search has chosen a run.
 
     A run whose method cannot be loaded here is skipped, and the previous best is used.
     """
@@ -49,7 +49,7 @@ def best_of(stream: str, complete: Sequence[RunRecord]) -> RunRecord | None:
 
 
 def can_be_asked(run: RunRecord) -> bool:
-    """Return whether a run's method can be loaded here and obeys the protocol, which upper bounds do not."""
+    """Return whether a run's model can answer queries: its method can be loaded here and is not an upper bound."""
     try:
         with named_in(f"run {run.name}"):
             return not stored_capabilities(run.settings).reencodes_gallery
@@ -58,10 +58,10 @@ def can_be_asked(run: RunRecord) -> bool:
 
 
 def promote(tracker: Tracker, chosen: RunRecord) -> tuple[bool, str]:
-    """Promote a search's selected run if it beats the current best on the videos used to select both.
+    """Promote a search's selected run if it is better than the current best on the videos that selected both.
 
     Returns:
-        Whether it is the best now, and a sentence on the comparison.
+        whether the run is now the best of its stream, and a sentence on the comparison.
     """
     stream = chosen.tags.get("ctvr.stream", "")
     complete = tracker.find_runs(stream=stream, tags={"ctvr.complete": "true"})
@@ -89,7 +89,7 @@ def _beats(tracker: Tracker, chosen: RunRecord, holder: RunRecord, complete: Seq
 
 
 def evidence(run: RunRecord, complete: Sequence[RunRecord]) -> list[RunRecord]:
-    """Return the runs by which a run's settings were selected: a confirmation's, else trials and validation runs.
+    """Return the runs that selected a run's settings: a confirmation's runs, or trials and validation runs.
 
     A confirmation is preferred because its seeds are new; a trial's seed was selected together with its settings.
     """

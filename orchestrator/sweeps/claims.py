@@ -45,11 +45,11 @@ RERUN = "ctvr.rerun_of"  # tag of the runs of a table
 class ClaimTable:
     """A table whose rows test claims."""
 
-    name: str  # of its sweep
-    preset: TablePreset  # made by `tables.claims.preset_of`
+    name: str  # name of the table's sweep
+    preset: TablePreset  # result of `tables.claims.preset_of`
     stream: str
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of the command
-    equal: Mapping[str, str] = field(default_factory=dict)  # row that was not run -> the row whose runs it uses
+    settings: Mapping[str, Any] = field(default_factory=dict)  # settings of the command
+    equal: Mapping[str, str] = field(default_factory=dict)  # row that was not run -> row with equal settings
 
 
 def claims_of(preset: TablePreset) -> list[Claim]:
@@ -59,11 +59,11 @@ def claims_of(preset: TablePreset) -> list[Claim]:
 
 
 def judge_table(table: ClaimTable, execution: ExecutionConfig) -> str:
-    """Judge the claims of a table by its complete runs, write their table, and return it as text.
+    """Test the claims of a table on its complete runs, write the table of verdicts, and return it as text.
 
     Args:
         table: the table.
-        execution: the runs folder, in which tables without a cause of a verdict are looked up too.
+        execution: the runs folder, which may have further tables in which a cause of a verdict is removed.
     """
     tracker = execution.existing_tracker()
     runs = tracker.find_runs(tags={RERUN: table.name, "ctvr.complete": "true"})
@@ -86,13 +86,13 @@ def judge_table(table: ClaimTable, execution: ExecutionConfig) -> str:
 def judge_claim(
     claim: Claim, preset: TablePreset, rows: Mapping[str, Sequence[RunRecord]], ranks: Mapping[str, Ranks]
 ) -> Result:
-    """Judge one claim by the complete runs of its two rows.
+    """Test one claim on the complete runs of the two rows that it compares.
 
     Args:
         claim: the claim.
         preset: the table with its rows.
-        rows: row of the table -> its complete runs, one a seed.
-        ranks: run id -> final ranks.
+        rows: complete runs of each row of the table, one per seed.
+        ranks: final ranks of each run by run id.
     """
     names = names_in(preset, claim)
     if missing := [name for name in names if not rows.get(name)]:
@@ -114,9 +114,10 @@ def judge_claim(
 
 
 def cannot_forget(run: RunRecord) -> bool:
-    """Return whether a run's forgetting is 0 by construction: nothing trains, or captions keep their features.
+    """Return whether a run's forgetting is 0 by construction, because features of captions and videos do not change.
 
-    The latter requires the protocol that stores the features of videos (CTVR) and a method that follows it.
+    This is so if the run does not train, or if its text tower is frozen and the protocol stores the features of videos
+    (CTVR, unless the method encodes the gallery again).
     """
     if not is_trained(run):
         return True
@@ -126,10 +127,14 @@ def cannot_forget(run: RunRecord) -> bool:
 
 
 def is_near_chance(runs: Sequence[RunRecord], ranks: Mapping[str, Ranks], metric: str) -> bool:
-    """Return whether the 95 % interval of a row's R@1, over videos and seeds, contains that of random scores.
+    """Return whether the 95 % interval of a row's R@1, over videos and seeds, contains the R@1 of random scores.
 
-    With one seed the interval is over videos. A row without ranks (accuracies) is not near chance. `metric`: R@1 over
-    all queries, or its mean over tasks.
+    With one seed the interval is over videos. A row without ranks (accuracies) is not near chance.
+
+    Args:
+        runs: runs of the row, one per seed.
+        ranks: final ranks of each run by run id.
+        metric: metric key of R@1 over all queries, or of the mean over tasks.
     """
     from ctvr.orchestrator.tables.intervals import differences
 
@@ -148,7 +153,7 @@ def is_near_chance(runs: Sequence[RunRecord], ranks: Mapping[str, Ranks], metric
 
 
 def _cause(result: Result, table: ClaimTable, folder: Path) -> str:
-    """Return the cause of a failed claim whose removal, in another table of this folder, changes the verdict."""
+    """Return a text on the cause of a failed claim if another table in `folder`, without the cause, changes it."""
     for cause in read_causes() if result.verdict in FAILED else ():
         if result.claim.claim not in cause.claims:
             continue
@@ -164,7 +169,7 @@ def _cause(result: Result, table: ClaimTable, folder: Path) -> str:
 
 
 def _lacks(cause: Cause, table: ClaimTable, other: Mapping[str, Any]) -> bool:
-    """Return whether another table's `claims.json` has the settings of this one, except those of a cause."""
+    """Return whether another table's `claims.json` differs from this table only in the settings of a cause."""
     settings = {name: str(value) for name, value in {**table.settings, **cause.settings}.items()}
     return other.get("stream") == (cause.stream or table.stream) and other.get("settings") == settings
 

@@ -1,7 +1,7 @@
 """Comparison of a search's best trials with the recommended settings, and its minimum detectable effect.
 
-R@1 of the best challenger is compared over videos and seeds (tables/intervals.py). It wins if it is significantly
-better at 5 %. Otherwise the recommended settings are kept: docs/search.md.
+R@1 of the best challenger (a trial of the search) is compared over videos and seeds (tables/intervals.py). The
+challenger wins if it is significantly better at 5 %; otherwise the recommended settings are kept (docs/search.md).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from ctvr.orchestrator.settings.experiment import Experiment
 
 RECOMMENDED = "recommended"
-GAINED = "ctvr.gained"  # tag of reruns
+GAINED = "ctvr.gained"  # tag of reruns: the gain in the confirmation
 BY_RANKS = {GAIN, MEAN, "stream/t2v/r1"}  # R@1 metrics, which can be compared query by query
-POWER = 0.8
+POWER = 0.8  # statistical power of the minimum detectable effect
 NORMAL = NormalDist()
 
 
@@ -52,7 +52,7 @@ def experiment_of(run: RunRecord) -> Experiment:
 
 
 def is_trained(run: RunRecord) -> bool:
-    """Return whether a complete run trained anything, and so depends on its seed."""
+    """Return whether a complete run trained parameters, so that it depends on its seed."""
 
     def compute() -> bool:
         from ctvr.orchestrator.learning.run.execute import has_training  # imports torch
@@ -60,7 +60,7 @@ def is_trained(run: RunRecord) -> bool:
         return has_training(experiment_of(run))
 
     named = {str(run.settings[name]) for name in ("method", "method.base") if name in run.settings}
-    if not named <= EVERY_METHOD.keys():  # its sources may change
+    if not named <= EVERY_METHOD.keys():  # a plug-in, whose sources may change
         return compute()
     return bool(remembered(["is trained", run.settings, run.tags.get("ctvr.presets", "")], compute))
 
@@ -74,10 +74,10 @@ class ConfirmationResult:
     searched: Experiment  # the best challenger, confirmed or not
     trial: str  # name of the challenger
     is_confirmed: bool
-    against: Difference  # metric of the challenger minus that of the recommended settings, on validation videos
-    challengers: int
-    seeds: int
-    detectable: float  # minimum detectable effect at a power of 80 %
+    against: Difference  # metric of the challenger minus metric of the recommended settings, on validation videos
+    challengers: int  # number of challengers
+    seeds: int  # number of seeds
+    detectable: float  # minimum detectable effect in points of R@1, at a power of 80 %
 
     @property
     def chosen(self) -> Experiment:
@@ -85,7 +85,7 @@ class ConfirmationResult:
 
     @property
     def kept(self) -> str:
-        """Return the tag of the chosen candidate's runs."""
+        """Return the name of the chosen candidate, which is a tag of its runs."""
         return self.trial if self.is_confirmed else RECOMMENDED
 
     @property
@@ -104,7 +104,7 @@ class ConfirmationResult:
         return f"confirmation: {said}; {end} ({power})"
 
     def tags(self, is_searched: bool) -> dict[str, str]:
-        """Return the tags for the reruns of the searched row or of the recommended one."""
+        """Return the MLflow tags for the reruns of the searched row (`is_searched`) or of the recommended settings."""
         if not is_searched:
             return {CHOICE: RECOMMENDED, "ctvr.note": "the recommended settings, which were not searched"}
         return {CHOICE: "searched", "ctvr.note": self.note, GAINED: self.on_validation}
@@ -123,11 +123,12 @@ def compare_candidates(
     rule: tuple[str, str],
     order: Sequence[str],
 ) -> ConfirmationResult:
-    """Compare every challenger with the recommended settings.
+    """Compare every challenger with the recommended settings; return the result for the best challenger.
 
     Args:
-        groups: candidate -> its runs, one a seed.
-        ranks: run id -> final ranks on validation videos.
+        sweep: name of the sweep.
+        groups: runs of each candidate, one per seed.
+        ranks: final ranks on validation videos by run id.
         rule: metric and mode of the search.
         order: names of trials, best first, to break ties between challengers.
     """
@@ -158,10 +159,17 @@ def compare(
     rule: tuple[str, str],
     page: Sequence[Sequence[RunRecord]] = (),
 ) -> list[Difference]:
-    """Compare the metric of each of `others` with that of `base`, over videos and seeds (only seeds unless R@1).
+    """Return the difference in a metric between each of `others` and `base`, over videos and seeds.
 
-    `page`: further rows, toward whose mean the variance over seeds is moderated. They are not compared, and those
-    without the metric are left out.
+    Metrics other than R@1 are compared over seeds only.
+
+    Args:
+        base: runs of the reference, one per seed.
+        others: runs of each compared row, one per seed.
+        ranks: final ranks by run id.
+        rule: metric and mode.
+        page: further rows of the table, toward whose mean the variance over seeds is moderated. They are not compared,
+            and rows without the metric are ignored.
     """
     from ctvr.orchestrator.tables.intervals import compare_over_seeds, differences  # SciPy: a second to import
     from ctvr.orchestrator.tables.multiple_comparisons import Family
@@ -189,7 +197,7 @@ def minimum_detectable_effect(queries: int, videos: int, disagreeing: float = 0.
     """Estimate the minimum detectable difference of R@1 in points, before anything is measured.
 
     Args:
-        queries, videos: their numbers in the split. Captions of one video count as one sample.
+        queries, videos: numbers of queries and videos in the split. Captions of one video count as one sample.
         disagreeing: share of queries that exactly one of the two candidates ranks first.
     """
     independent = min(queries, videos)
@@ -199,7 +207,7 @@ def minimum_detectable_effect(queries: int, videos: int, disagreeing: float = 0.
 
 
 def describe_mde(stream: Stream, split: str) -> str:
-    """Describe the minimum detectable effect of a search on a split."""
+    """Return a text on the minimum detectable effect of a search on a split."""
     items = [item for task in range(len(stream.tasks)) for item in stream.items(task, split)]
     queries, videos = sum(len(item.captions) for item in items), len({item.video for item in items})
     return (
@@ -213,7 +221,10 @@ def describe_mde(stream: Stream, split: str) -> str:
 
 
 def gain_notes(runs: Sequence[RunRecord], ranks: Mapping[str, Ranks]) -> list[str]:
-    """Describe a search's gain on validation and on test videos, searched row against recommended row."""
+    """Return a note on the gain of the searched row over the recommended settings, on validation and test videos.
+
+    The list is empty if one of the two rows is missing.
+    """
     of: dict[str, list[RunRecord]] = {}
     for run in runs:
         if run.tags.get("ctvr.complete") == "true" and run.tags.get(CHOICE):

@@ -1,8 +1,8 @@
 """Confirmation of a search's best trials against the recommended settings.
 
-The best of many trials is subject to selection bias: it ran with one seed, on the videos used to select it. So the best
-trials and the recommended settings run again on *validation* videos, over seeds that neither the trials nor the rerun
-on test videos use. The recommended settings are kept unless a challenger wins (comparison.py).
+The best of many trials is subject to selection bias, because it ran with one seed on the videos that selected it. So
+the best trials and the recommended settings run again on *validation* videos, over seeds that neither the trials nor
+the rerun on test videos use. The recommended settings are kept unless a trial is better (comparison.py).
 
 The result is stored in MLflow (tags `ctvr.confirmation` of the sweep, `ctvr.confirms` and `ctvr.candidate` of the
 runs), where `ctvr rerun` reads it.
@@ -42,7 +42,7 @@ from ctvr.orchestrator.tracking.tracker import Tracker
 
 @dataclass(frozen=True)
 class Candidate:
-    """A candidate of a confirmation: the recommended settings, or a trial."""
+    """A candidate of a confirmation, which is the recommended settings or a trial."""
 
     sweep: str
     name: str  # RECOMMENDED, or the trial's name
@@ -59,9 +59,10 @@ class Candidate:
 
 
 def candidates(tracker: Tracker, sweep_name: str, recommended: Experiment, search: SearchConfig) -> list[Candidate]:
-    """Return the recommended settings and the best trials that differ from them; empty if no trial differs or is best.
+    """Return the recommended settings and the best trials with other settings.
 
-    By several objectives, the trials are those of the Pareto front.
+    With several objectives, the best trials are the Pareto front. The list is empty if all trials are equal, or if the
+    best trials have the recommended settings.
     """
     found = [Candidate(sweep_name, RECOMMENDED, recommended)]
     known = {digest_of(recommended.settings)}
@@ -91,12 +92,19 @@ def confirm(
 
     Args:
         name: name of the sweep or table.
-        listed: the recommended settings and the challengers of every search.
-        num_tasks: number of tasks of their stream.
+        listed: the recommended settings and the best trials of every search.
+        num_tasks: number of tasks of the stream.
+        execution: execution settings.
+        tracker: records of runs.
+        search: settings of the search.
         again: the command that resumes after an interruption; complete runs are kept.
 
     Returns:
-        Sweep -> result; searches are missing if their recommended settings or all their challengers failed.
+        The result by sweep. A sweep is missing if the recommended settings or all of its trials failed.
+
+    Raises:
+        RunsFailed: if MLflow does not respond.
+        Interrupted: after Ctrl-C.
     """
     if not listed:
         return {}
@@ -122,7 +130,7 @@ def confirm(
     if waiting := flush_outbox(tracker):
         raise RunsFailed(
             f"{waiting} records wait because MLflow does not respond, so nothing is confirmed. Restart MLflow, then: "
-            f"ctvr sync; {again}"
+            f"ctvr runs sync; {again}"
         )
     for sweep in sweeps:
         if found := tracker.find_sweep(sweep):

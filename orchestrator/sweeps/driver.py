@@ -16,13 +16,13 @@ from ctvr.orchestrator.processes import hold_lock
 
 @contextmanager
 def only_driver(folder: Path, name: str) -> Iterator[None]:
-    """Hold `driver.lock` in a sweep's folder. The system releases it when the process ends.
+    """Context manager that holds `driver.lock` in a sweep's folder. The system releases it when the process ends.
 
-    The lock also works between machines if the file system supports it (NFS 4, Lustre with flock) or has no locks at
-    all (`hold_lock`). A sweep that is refused before it has written anything leaves no folder.
+    The lock also works between machines if the file system supports locks (NFS 4, Lustre with flock) or lacks them
+    (`hold_lock`). If a sweep is refused before it has written a file, its new folders are removed.
 
     Raises:
-        ConfigError: if another driver holds it; the message contains its host and process.
+        ConfigError: if another driver holds the lock; the message contains its host and process.
     """
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     with ExitStack() as held:
@@ -42,7 +42,7 @@ def only_driver(folder: Path, name: str) -> Iterator[None]:
 
 
 def _lock(held: ExitStack, folder: Path, name: str) -> IO[bytes]:
-    """Return the locked file. Another driver that is refused may remove file or folder meanwhile."""
+    """Create and lock the lock file; repeat this if another driver that was refused has removed the file."""
     path = folder / "driver.lock"
     while True:
         folder.mkdir(parents=True, exist_ok=True)

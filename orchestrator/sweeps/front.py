@@ -1,9 +1,9 @@
 """Pareto front of a search with several objectives, confirmed over new seeds.
 
-Like a single best trial, a Pareto front is subject to selection bias: its members were lucky in some objective. So
-the front of the search and the recommended settings run again on validation videos over new seeds (confirm.py). The
-front is computed again from the means over these seeds, and dominated members are removed. A test for each objective
-that varies with the seed shows whether this is significant.
+Like a single best trial, a Pareto front is subject to selection bias, because its members were lucky in some objective.
+So the trials on the front and the recommended settings run again on validation videos over new seeds (confirm.py). The
+Pareto front is computed again from the means over these seeds, and dominated candidates are removed. A test for each
+objective that varies with the seed shows whether the difference is significant.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from ctvr.orchestrator.tracking.run_record import RunRecord
 if TYPE_CHECKING:
     from ctvr.orchestrator.settings.experiment import Experiment
 
-WORDS = {metric: word for word, (metric, _) in OBJECTIVES.items()}  # metric -> its heading
+WORDS = {metric: word for word, (metric, _) in OBJECTIVES.items()}  # metric -> heading of its column
 UNCONFIRMED = "on the Pareto front of the search, not confirmed"
 COLUMNS = {"gmacs": "gmacs", "query_gmacs": "query_gmacs", "stored": "stored"}  # heading -> column of a table
 
 
 @dataclass(frozen=True)
 class Member:
-    """A candidate of a front: its values over new seeds, and the candidates that dominate it."""
+    """A candidate of a Pareto front, with its values over new seeds and the candidate that dominates it."""
 
     name: str  # RECOMMENDED, or the trial's name
     experiment: Experiment
     values: tuple[tuple[float, ...], ...]  # values of each objective, one per seed
-    dominated_by: str = ""  # empty: on the front
-    is_significant: bool = True  # whether it is dominated significantly (5 %)
+    dominated_by: str = ""  # name of the best candidate that dominates this one; empty on the Pareto front
+    is_significant: bool = True  # whether the domination is significant (5 %)
 
     @property
     def is_on_front(self) -> bool:
@@ -54,7 +54,7 @@ class Member:
 
 @dataclass(frozen=True)
 class FrontResult:
-    """Result of the confirmation of a front."""
+    """Result of the confirmation of a Pareto front."""
 
     sweep: str
     metrics: tuple[str, ...]
@@ -67,22 +67,22 @@ class FrontResult:
 
     @property
     def kept(self) -> str:
-        """Return the tag of the chosen candidate's runs: none, since a front has no single winner."""
+        """Return "" instead of the tag of a chosen candidate, since a Pareto front has no single winner."""
         return ""
 
     @property
     def text(self) -> str:
-        """Return the front as a table for the user, the best by the first objective first."""
+        """Return the candidates as a table for the user, ordered by the first objective, the best first."""
         rows = [[member.name, *map(_cell, member.values), member.standing] for member in self.members]
         searched = sum(member.name != RECOMMENDED for member in self.members)
         left = sum(member.name != RECOMMENDED for member in self.front)
         return (
-            f"{_aligned('confirmed front', self.metrics, rows, 'on the front')}\n"
+            f"{_align_rows('confirmed front', self.metrics, rows, 'on the front')}\n"
             f"{left} of {searched} trials remain on the front: means over {self.seeds} new seeds on validation videos"
         )
 
     def tags(self, member: Member) -> dict[str, str]:
-        """Return the tags for the reruns of a member of the front, or of the recommended settings."""
+        """Return the MLflow tags for the reruns of a trial on the Pareto front, or of the recommended settings."""
         name = member.name if member.name == RECOMMENDED else _choice(self.sweep, member.name)
         note = "on the confirmed front of the search"
         note = note if member.is_on_front else f"not {note}: {member.standing.removeprefix('no: ')}"
@@ -94,12 +94,19 @@ def _choice(sweep: str, trial: str) -> str:
 
 
 def _columns(metrics: Sequence[str]) -> str:
-    """Return the columns that a table needs for the objectives besides its usual ones, comma-separated."""
+    """Return the additional columns that a table needs for the objectives, comma-separated."""
     return ",".join(COLUMNS[word] for metric in metrics if (word := WORDS.get(metric)) in COLUMNS)
 
 
-def _aligned(title: str, metrics: Sequence[str], rows: Sequence[Sequence[str]], *more: str) -> str:
-    """Return rows below a heading in aligned columns."""
+def _align_rows(title: str, metrics: Sequence[str], rows: Sequence[Sequence[str]], *more: str) -> str:
+    """Return a text with a heading and rows in aligned columns.
+
+    Args:
+        title: heading of the first column.
+        metrics: metrics of the next columns.
+        rows: cells of each row.
+        more: headings of further columns.
+    """
     lines = [[title, *(WORDS.get(metric, metric) for metric in metrics), *more], *rows]
     widths = [max(map(len, column)) for column in zip(*lines)]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
@@ -111,29 +118,34 @@ def _cell(values: Sequence[float]) -> str:
 
 
 def on_front(runs: Sequence[RunRecord], metrics: Sequence[str], modes: Sequence[str]) -> list[bool]:
-    """Return whether each trial is on the Pareto front of all, by its last values."""
+    """Return, for each trial, whether it is on the Pareto front of all trials, by the last values of the metrics."""
     points = [losses_of([last_value(run, metric) for metric in metrics], modes) for run in runs]
     return [number == 0 for number in fronts(points)]
 
 
 def front_of(runs: Sequence[RunRecord], rule: tuple[str, str]) -> list[RunRecord]:
-    """Return the trials on the Pareto front of all, by the metrics and modes of a search, comma-separated."""
+    """Return the trials on the Pareto front; `rule` has the comma-separated metrics and modes of the search."""
     return [run for run, is_on in zip(runs, on_front(runs, names_of(rule[0]), names_of(rule[1]))) if is_on]
 
 
 def unconfirmed_tags(run: RunRecord, metric: str) -> dict[str, str]:
-    """Return the tags for the reruns of a trial on a front that was not confirmed; `metric`: the objectives."""
+    """Return the MLflow tags for the reruns of a trial on a Pareto front without a (successful) confirmation.
+
+    Args:
+        run: the trial.
+        metric: the comma-separated objectives of the search.
+    """
     choice = _choice(run.tags.get("ctvr.sweep", ""), run.name)
     return {CHOICE: choice, "ctvr.note": UNCONFIRMED, EXTRA_COLUMNS: _columns(names_of(metric))}
 
 
 def with_standing(runs: Sequence[RunRecord], rule: tuple[str, str], verdict: FrontResult | None) -> list[RunRecord]:
-    """Add to the complete trials of a search, for its table, the objectives' columns and a note on front membership.
+    """Return the runs of a search with tags for its table: columns of the objectives, and a note on the Pareto front.
 
     Args:
-        runs: runs of the sweep.
+        runs: runs of the sweep; incomplete runs are returned unchanged.
         rule: metrics and modes of the search, comma-separated.
-        verdict: result of the confirmation; None if there was none.
+        verdict: result of the confirmation; None without a confirmation.
     """
     metrics = names_of(rule[0])
     complete = [run for run in runs if run.tags.get("ctvr.complete") == "true"]
@@ -157,7 +169,7 @@ def describe_front(runs: Sequence[RunRecord], rule: tuple[str, str]) -> str:
     front = front_of(runs, rule)
     rows = [[run.name, *(_cell([last_value(run, metric)]) for metric in metrics)] for run in front]
     title = f"Pareto front: {len(front)} of {len(runs)} complete trials"
-    return _aligned(title, metrics, rows)
+    return _align_rows(title, metrics, rows)
 
 
 def confirm_front(
@@ -167,9 +179,10 @@ def confirm_front(
     rule: tuple[str, str],
     order: Sequence[str],
 ) -> FrontResult:
-    """Compute the front of candidates from their runs over new seeds.
+    """Compute the Pareto front of candidates from their runs over new seeds.
 
     Args:
+        sweep: name of the sweep.
         groups, ranks, order: see `comparison.compare_candidates`.
         rule: metrics and modes of the search, comma-separated.
     """
@@ -194,7 +207,7 @@ def confirm_front(
 def _differs(
     base: Sequence[RunRecord], other: Sequence[RunRecord], metric: str, ranks: Mapping[str, Ranks], gain: float
 ) -> bool:
-    """Return whether `other` is better than `base` in a metric by more than chance; costs do not vary."""
+    """Return whether `other` is significantly better than `base` in a metric by `gain`; costs do not vary."""
     if gain <= 0:
         return False
     return metric.startswith(COSTS) or compare(base, [other], ranks, (metric, "max"))[0].p < LEVEL

@@ -1,4 +1,4 @@
-"""Peak GPU memory of a finished run of the same shape, for the texts before `ctvr run` and `ctvr sweep`."""
+"""Peak GPU memory of an earlier run with equal tensor shapes, for the start texts of `ctvr run` and `ctvr sweep`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHAPE = (
 
 
 def memory_text(tracker: Tracker, experiment: Experiment, workers: int = 1) -> list[str]:
-    """Describe the memory of the newest finished run of this shape on a GPU; empty if there is none."""
+    """Return a line on the memory of the newest GPU run that equals `experiment` in the settings SHAPE, if any."""
     try:
         finished = tracker.find_runs(tags={"ctvr.method": experiment.name, "ctvr.complete": "true"})
     except CtvrError:  # the server may be unavailable

@@ -1,6 +1,6 @@
 """Annotation of a sweep and its rerun for MLflow's pages: run names, a note, metrics, tables, the winner.
 
-No command reads these annotations. A server that fails meanwhile does not stop the sweep.
+Commands do not read these annotations, and an error of the server does not stop the sweep.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MODEL = "ctvr"  # name of the registered model; one version for the winner of ea
 def write_sweep_note(
     tracker: Tracker, parent: str, name: str, question: str, config: SearchConfig, space: Mapping[str, Any]
 ) -> None:
-    """Write the note of a starting sweep: its question, its budget, and the command that resumes it."""
+    """Write the note of a starting sweep: question, searched settings, budget, and the command that resumes it."""
     lines = [
         f"- searched: {', '.join(f'`{setting}`' for setting in space)}",
         f"- budget: {config.trials} trials by {config.searcher}, scheduler {config.scheduler}; "
@@ -44,7 +44,7 @@ def write_sweep_note(
 
 
 def annotate_search(tracker: Tracker, parent: str, name: str, space: Mapping[str, Any], config: SearchConfig) -> None:
-    """Annotate a finished search: short names of its trials; on the parent run, metrics and winner or Pareto front."""
+    """Annotate a finished search: give trials short names; add metrics and winner or Pareto front to the parent run."""
     with _best_effort():
         trials = tracker.find_runs(sweep=name)
         unlike = [key for key in space if len({str(run.settings.get(key)) for run in trials}) > 1]
@@ -64,14 +64,14 @@ def annotate_search(tracker: Tracker, parent: str, name: str, space: Mapping[str
         stopped = sum("ctvr.stopped" in run.tags for run in trials)
         complete = sum(run.tags.get("ctvr.complete") == "true" for run in trials)
         numbers = {"trials/complete": complete, "trials/stopped": stopped, "trials/all": len(trials)}
-        what, trust = _what([best]), trust_text()
+        what, trust = _kind_of_data([best]), trust_text()
         if len(config.metrics) > 1:  # a front has no winner whose metrics represent the sweep
             tracker.log_task(parent, 0, numbers)
             text = describe_front(ranked, (metric, config.mode))
             again = f"- repeat it over new seeds, on test {what}: `ctvr rerun --sweep {name}{trust}`"
             _add_note(tracker, parent, [f"**Pareto front** by {describe_metric(metric)}", *_item(text), again])
             return
-        _summarise(tracker, parent, best, numbers)
+        _log_summary(tracker, parent, best, numbers)
         found = ", ".join(code(f"{key}={best.settings[key]}") for key in space if key in best.settings)
         experiment = tracker.experiment(best.tags.get("ctvr.stream", ""))
         title = "No winner, because all trials are equal; the first" if have_no_winner(trials, metric) else "Winner"
@@ -80,11 +80,7 @@ def annotate_search(tracker: Tracker, parent: str, name: str, space: Mapping[str
             f"{describe_metric(metric)} {result_text(best, metric)} "
             f"on {best.tags.get('ctvr.split')} {what}",
             f"- {found}",
-            *(
-                []
-                if what != "videos"
-                else [f"- query it: `ctvr search 'a red square moves left' --model {name}{trust}`"]
-            ),
+            *([] if what != "videos" else [f"- query it: `ctvr search 'TEXT' --model {name}{trust}`"]),
             f"- repeat it over new seeds, on test {what}: `ctvr rerun --sweep {name}{trust}`",
             f"- one HTML file to mail: `ctvr report {name}{trust}` (then under Artifacts, `page/`)",
         ]
@@ -101,7 +97,7 @@ def append_confirmation(tracker: Tracker, parent: str, texts: Sequence[str]) -> 
 
 
 def _item(text: str) -> list[str]:
-    """Return a text as lines of Markdown: an item of a list, or a table in fixed width as code."""
+    """Return a text as lines of Markdown: a list item, or a code block if the text has several lines."""
     return ["```", text, "```"] if "\n" in text else [f"- {text}"]
 
 
@@ -110,7 +106,14 @@ def annotate_confirmation_runs(
 ) -> None:
     """Annotate a finished confirmation: give its runs short names, and add its results to its parent run.
 
-    `kept` are the chosen candidates, "" for a front. The metrics of the first seed of a single one become the parent's.
+    Args:
+        tracker: records of runs.
+        parent: run id of the confirmation's parent run.
+        name: name of the confirmation.
+        sweeps: names of the confirmed searches.
+        texts: results as text.
+        kept: the chosen candidate of each search, "" for a Pareto front. If there is one candidate, the metrics of its
+            first seed are logged on the parent run.
     """
     with _best_effort():
         trials = [run for sweep in sweeps for run in tracker.find_runs(sweep=sweep)]
@@ -119,50 +122,50 @@ def annotate_confirmation_runs(
         for run in runs:
             label = numbers.get(run.tags.get("ctvr.candidate", ""), run.tags.get("ctvr.candidate", ""))
             place = f"{run.tags['ctvr.method']} " if len(sweeps) > 1 else ""
-            tracker.rename(run.run_id, f"{place}{label} s{run.settings.get('seed')} {_first(run)}")
+            tracker.rename(run.run_id, f"{place}{label} s{run.settings.get('seed')} {_format_first(run)}")
         which = "The Pareto front" if "" in kept else "The best trials"
         lines = [f"**{which} and the recommended settings, repeated over new seeds on validation videos**"]
         best = [run for run in runs if len(kept) == 1 and run.tags.get("ctvr.candidate") == kept[0]]
         if best:
             first = min(best, key=lambda run: int(run.settings.get("seed", 0)))
-            _summarise(tracker, parent, first, {"runs/complete": len(runs)})
+            _log_summary(tracker, parent, first, {"runs/complete": len(runs)})
             lines.append(f"- chosen: {plain(first.name)}")
         tracker.set_tags(parent, {NOTE: "\n".join([*lines, *(line for text in texts for line in _item(text))])})
 
 
-def _first(run: RunRecord) -> str:
-    """Format R@1 of a run, or accuracy for a stream of images or questions."""
+def _format_first(run: RunRecord) -> str:
+    """Format R@1 of a run, or the accuracy on a stream of images or questions, in percent."""
     value, counted = last_value(run, R1), last_value(run, ANSWERED if run.last(ANSWERED) else ACCURACY)
     return f"R@1 {value:.1f}" if math.isfinite(value) else f"acc {counted:.1f}"
 
 
 def annotate_rerun(tracker: Tracker, parent: str, name: str, of: str, execution: ExecutionConfig) -> None:
-    """Annotate a finished rerun: short names, table, figures and note; register the winner as a model version."""
+    """Annotate a finished rerun with short names, table, figures and note; register the winner as a model version."""
     with _best_effort():
         runs = tracker.find_runs(sweep=name, tags={"ctvr.complete": "true"})
         for run in runs:
             label = run.tags.get("ctvr.row") or run.tags.get("ctvr.method", "")
             choice = f" {run.tags[CHOICE]}" if run.tags.get(CHOICE) else ""
-            tracker.rename(run.run_id, f"{label}{choice} s{run.settings.get('seed')} {_first(run)}")
+            tracker.rename(run.run_id, f"{label}{choice} s{run.settings.get('seed')} {_format_first(run)}")
         folder = execution.runs.resolve() / "tables" / name
         if folder.is_dir():
             tracker.log_artifacts(parent, folder, into="table")
-        what = _what(runs)
+        what = _kind_of_data(runs)
         lines = [
             f"**Winners of {of} and baselines, repeated over new seeds on test {what}**",
             "- table and figures: under Artifacts, `table/`",
             f"- the same table: `ctvr table --sweep {name}`; one HTML file to mail: `ctvr report {name}{trust_text()}`",
         ]
         if best := selected_run(runs):
-            _summarise(tracker, parent, best, {"runs/complete": len(runs)})
+            _log_summary(tracker, parent, best, {"runs/complete": len(runs)})
             version, moved = _register(tracker, best)
             kept = f", version {version} of the model `{MODEL}`" if version else ""
             lines += [f"- chosen: {plain(best.name)}{kept}", *([f"- {plain(moved)}"] if moved else [])]
         tracker.set_tags(parent, {NOTE: "\n".join(lines)})
 
 
-def _what(runs: Sequence[RunRecord]) -> str:
-    """Return the kind of data on which the runs were tested."""
+def _kind_of_data(runs: Sequence[RunRecord]) -> str:
+    """Return the kind of data on which the runs were tested: "images", "questions" or "videos"."""
     for metric, what in ((ACCURACY, "images"), (ANSWERED, "questions")):
         if any(run.last(metric) is not None for run in runs):
             return what
@@ -172,7 +175,7 @@ def _what(runs: Sequence[RunRecord]) -> str:
 def selected_run(runs: Sequence[RunRecord]) -> RunRecord | None:
     """Return the first seed of the candidate that the confirmation on validation videos chose.
 
-    None without a search, after a search of several rows, or if several trials are on a front.
+    Returns None without a search, after a search of several rows, or if trials are on a Pareto front.
     """
     if any(run.tags.get(CHOICE, "").startswith("front") for run in runs):
         return None
@@ -191,7 +194,7 @@ def _register(tracker: Tracker, run: RunRecord) -> tuple[str | None, str]:
     """Register a run's model as a version; move the aliases to it if it becomes the best of its stream (best.py).
 
     Returns:
-        The version, None without a model; a sentence on `best-STREAM`, empty for an upper bound.
+        the number of the version, None without a model; and a sentence on `best-STREAM`, empty for an upper bound.
     """
     if stored_capabilities(run.settings).reencodes_gallery:
         return None, ""
@@ -202,8 +205,8 @@ def _register(tracker: Tracker, run: RunRecord) -> tuple[str | None, str]:
     return tracker.register_model(run.run_id, MODEL, aliases), said
 
 
-def _summarise(tracker: Tracker, parent: str, best: RunRecord, more: Mapping[str, float]) -> None:
-    """Log the best run's final metrics on the parent run."""
+def _log_summary(tracker: Tracker, parent: str, best: RunRecord, more: Mapping[str, float]) -> None:
+    """Log the best run's final metrics, and the values `more`, on the parent run."""
     points = {key: best.last(key) for key in (R1, GAIN, BWF, ACCURACY, FORGETTING, ANSWERED)}
     step = max((point[0] for point in points.values() if point), default=0)
     values = {key: point[1] for key, point in points.items() if point and math.isfinite(point[1])}
@@ -211,7 +214,7 @@ def _summarise(tracker: Tracker, parent: str, best: RunRecord, more: Mapping[str
 
 
 def _add_note(tracker: Tracker, parent: str, lines: Sequence[str]) -> None:
-    """Insert the winner after the question, because MLflow's page shows only the first lines."""
+    """Insert lines on the winner after the question of the note, because MLflow's page shows only the first lines."""
     parts = tracker.client.get_run(parent).data.tags.get(NOTE, "").split("\n\n")
     tracker.set_tags(parent, {NOTE: "\n\n".join([parts[0], "\n".join(lines), parts[-1]])})
 

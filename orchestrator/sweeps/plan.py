@@ -1,7 +1,8 @@
 """Requests of sweeps, and the check of all their rows before anything starts.
 
-A sweep is a search of one method, or a table: several rows of one stream, searched with one budget and one metric, or
-not searched. Both are a `TablePreset`; the preset of a search has one row and an empty title.
+A sweep is a search of one method, or a table. A table has several rows on one stream, which are not searched, or
+searched with one budget and one metric. Both are a `TablePreset`; the preset of a search has one row and an empty
+title.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from ctvr.orchestrator.learning.evaluation.protocols import protocol_of
 from ctvr.orchestrator.learning.run.execute import check_streams
 from ctvr.orchestrator.learning.run.factory import load_clip
 from ctvr.orchestrator.learning.run.vector_towers import unfit_baseline
-from ctvr.orchestrator.on_ray.plan import SEARCHED, SearchConfig, brackets_for
+from ctvr.orchestrator.on_ray.plan import SEARCHED, SearchConfig
 from ctvr.orchestrator.on_ray.plan_types import check_types, naming_plan
 from ctvr.orchestrator.on_ray.search import count_listed, count_trials
+from ctvr.orchestrator.on_ray.search_budget import fit_search
 from ctvr.orchestrator.on_ray.search_space import within
 from ctvr.orchestrator.settings.experiment import Experiment
 from ctvr.orchestrator.settings.presets import get_method
@@ -40,12 +42,12 @@ from ctvr.orchestrator.sweeps.untrained import untrained_rows, without_epochs
 from ctvr.orchestrator.tables.presets import TablePreset, TableRow, parse_preset
 from ctvr.orchestrator.tables.shown_columns import Direction
 
-MOST_OF_FRONT = 8  # trials of a Pareto front that are confirmed by default
+MOST_OF_FRONT = 8  # maximum number of trials of a Pareto front that are confirmed by default
 
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """Arguments of a sweep. The preset already has the --rows, --seeds and search.* of the command line."""
+    """Arguments of a sweep. The preset already includes --rows, --seeds and search.* of the command line."""
 
     name: str
     stream: str
@@ -53,14 +55,14 @@ class SweepRequest:
     overrides: Settings  # settings for all rows
     direction: Direction = "t2v"  # retrieval direction of the table
     orders: int = 1  # number of task orders in the rerun
-    space: tuple[str, ...] = ()  # `name=v1,v2 [where other=w1,w2]`: the only settings that are searched
-    space_add: tuple[str, ...] = ()  # `name=v1,v2`: searched together with the method's search space
+    space: tuple[str, ...] = ()  # texts `name=v1,v2 [where other=w1,w2]` of the only settings that are searched
+    space_add: tuple[str, ...] = ()  # texts `name=v1,v2` of settings that are added to the method's search space
     top: int = 1  # number of winners to rerun
-    baselines: tuple[str, ...] = ()
+    baselines: tuple[str, ...] = ()  # rows that are rerun next to the winners
 
     @property
     def is_table(self) -> bool:
-        """Return whether the sweep is a table, not a search of one method."""
+        """Return whether the sweep is a table instead of a search of one method."""
         return bool(self.preset.title)
 
 
@@ -77,8 +79,11 @@ def request_search(
     """Return the request to search one method.
 
     Args:
+        method, stream, name: names of the method, the stream and the sweep.
+        overrides: settings of all trials.
+        presets: presets of the method.
         search: settings of SearchConfig.
-        seeds: > 0: rerun the winners and write a table.
+        seeds: number of seeds of the rerun; 0 skips the rerun and the table.
         more: other fields of SweepRequest.
     """
     row = TableRow(name=method, method=method, presets=presets)
@@ -104,13 +109,13 @@ class PlannedRow:
 
     row: TableRow
     experiment: Experiment  # settings that all trials share; for an unsearched row, the settings of its rerun
-    search: PlannedSearch | None = None  # None: not searched
+    search: PlannedSearch | None = None  # None for a row that is not searched
     duplicates: tuple[str, ...] = ()  # names of dropped rows with the same settings
 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """A checked sweep: its request, its stream, and its rows with their experiments and searches."""
+    """A checked sweep with its request, its stream, and its rows with their experiments and searches."""
 
     request: SweepRequest
     stream: Stream
@@ -119,7 +124,7 @@ class SweepPlan:
 
     @property
     def searches(self) -> dict[str, PlannedSearch]:
-        """Return row -> its search; the search of one method has the empty name."""
+        """Map the name of each searched row to its search; the search of one method has the name ""."""
         is_table = self.request.is_table
         return {each.row.name if is_table else "": each.search for each in self.rows if each.search is not None}
 
@@ -129,28 +134,33 @@ class SweepPlan:
         counts = (count_trials(self.search_config, search.search_space) for search in self.searches.values())
         return max(counts, default=0)
 
-    def with_concurrent_brackets(self, max_trials: float) -> SweepPlan:
-        """Return the plan with as many concurrent brackets as keep `max_trials` trials busy.
+    @property
+    def length(self) -> int:
+        """Return the number of tasks of a trial, or the number of epochs if trials are compared after epochs."""
+        return max((search.epochs for search in self.searches.values()), default=0) or len(self.stream.tasks)
 
-        The number becomes part of the request, which plan.json records. A plan is unchanged if the user gave a number,
+    def fit_to(self, max_trials: float) -> SweepPlan:
+        """Return the plan with a number of brackets or a lag that suits a cluster of `max_trials` concurrent trials.
+
+        Both become part of the request, which plan.json records. The plan is returned unchanged if the user set them,
         or if no row is searched.
         """
-        searches = self.searches.values()
-        if self.search_config.brackets_at_once or not searches:
+        if not self.searches:
             return self
-        length = max(search.epochs for search in searches) or len(self.stream.tasks)
-        number = brackets_for(self.search_config, self.trials_per_row, length, max_trials / len(searches))
-        preset = replace(self.request.preset, search={**self.request.preset.search, "brackets_at_once": number})
-        request, config = replace(self.request, preset=preset), replace(self.search_config, brackets_at_once=number)
-        return replace(self, request=request, search_config=config)
+        config = fit_search(self.search_config, self.trials_per_row, self.length, max_trials / len(self.searches))
+        if config == self.search_config:
+            return self
+        chosen = {"brackets_at_once": config.brackets_at_once, "lag": config.lag}
+        preset = replace(self.request.preset, search={**self.request.preset.search, **chosen})
+        return replace(self, request=replace(self.request, preset=preset), search_config=config)
 
 
 def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> SweepPlan:
-    """Check a request before anything starts, and return its plan: rows, control rows, and the searcher.
+    """Check a request before anything starts, and return its plan with all rows, including control rows.
 
     Raises:
         ConfigError: for an invalid option, a stream on which no row can run, or a row or baseline that cannot run; the
-            message names a row that the table lists.
+            message names the row.
     """
     preset = request.preset
     if not request.is_table:
@@ -169,7 +179,7 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> SweepPlan:
     rows: list[PlannedRow] = []
     config, trials = _config_of(request, stream)
     for row in listed:
-        with _naming(request, row):
+        with _name_row_in_errors(request, row):
             check_domain(row.method, stream)
             rows.append(_plan_row(request, row, stream, config if trials else None, execution))
     for row, control in () if preset.claims else untrained_rows([(each.row, each.experiment) for each in rows]):
@@ -177,6 +187,12 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> SweepPlan:
         rows.insert(place + 1, _plan_row(request, control, stream, None, execution))
     request = replace(request, baselines=_fit_baselines(request, stream, execution.workers))
     made = SweepPlan(request, stream, config, _deduplicate(rows) if preset.varies or preset.claims else tuple(rows))
+    if config.depends_on_timing and len(made.searches) > 1:
+        fault = f"compares the trials of one search, and this table has {len(made.searches)}"
+        raise ConfigError(fault, "search.scheduler", config.scheduler, remedy="Use --scheduler halving.")
+    if config.depends_on_timing and config.grace_tasks > made.length:
+        fault = f"exceeds the {made.length} tasks, or epochs, of a trial"
+        raise ConfigError(fault, "search.grace_tasks", config.grace_tasks, remedy="Use search.grace_tasks=1.")
     points = [count_listed(search.search_space) for search in made.searches.values()]
     if points and preset.search.get("searcher", "auto") == "auto" and max(points) <= config.trials:
         return replace(made, search_config=replace(config, searcher="grid"))
@@ -184,7 +200,7 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> SweepPlan:
 
 
 def _fit_baselines(request: SweepRequest, stream: Stream, workers: int) -> tuple[str, ...]:
-    """Check the baselines; leave out those without training if captions and videos have features of two widths."""
+    """Return the checked baselines that can run; untrained ones cannot if the widths of imported features differ."""
     kept = []
     for word in baseline_rows(request.baselines):
         made = baseline(word, stream, request.stream, shared_overrides(request.overrides), workers)
@@ -196,7 +212,7 @@ def _fit_baselines(request: SweepRequest, stream: Stream, workers: int) -> tuple
 
 
 def _config_of(request: SweepRequest, stream: Stream) -> tuple[SearchConfig, int]:
-    """Return how the rows are searched, and the number of trials of each (0: no search)."""
+    """Return the search settings of the rows, and the number of trials of each row (0 without a search)."""
     asked, kind = request.preset.search, protocol_of(stream).kind
     if request.is_table:  # all rows use one metric
         return check_table({"metric": SEARCHED[kind], **asked}, request.preset.seeds, request.overrides)
@@ -208,8 +224,8 @@ def _config_of(request: SweepRequest, stream: Stream) -> tuple[SearchConfig, int
 
 
 @contextmanager
-def _naming(request: SweepRequest, row: TableRow) -> Iterator[None]:
-    """Name a table's row in the errors of a `with` block."""
+def _name_row_in_errors(request: SweepRequest, row: TableRow) -> Iterator[None]:
+    """Context manager that adds the name of a table's row to errors."""
     if not request.is_table:
         yield
         return
@@ -223,7 +239,7 @@ def _naming(request: SweepRequest, row: TableRow) -> Iterator[None]:
 
 
 def _deduplicate(rows: Sequence[PlannedRow]) -> tuple[PlannedRow, ...]:
-    """Drop rows with the settings of an earlier row, which names them; the recommended one comes first."""
+    """Drop rows whose settings equal an earlier row, and list their names in the earlier row's `duplicates`."""
     found: dict[str, PlannedRow] = {}
     for row in rows:
         first = found.setdefault(key := digest_of(row.experiment.settings), row)
@@ -233,7 +249,7 @@ def _deduplicate(rows: Sequence[PlannedRow]) -> tuple[PlannedRow, ...]:
 
 
 def _clamp_to_depth(experiment: Experiment, varies: Sequence[str]) -> Settings:
-    """Return the varied numbers of blocks that exceed the vision tower's depth, limited to it."""
+    """Return the depth of the vision tower for each varied setting that counts more blocks than the tower has."""
     counts = [name for name in depth_settings(experiment.run.method) if name in varies]
     if not counts:
         return {}
@@ -246,7 +262,14 @@ def _clamp_to_depth(experiment: Experiment, varies: Sequence[str]) -> Settings:
 def clamp_values(
     full: Settings, varies: Sequence[str], recommended: Mapping[str, Any], presets: tuple[str, ...]
 ) -> Settings:
-    """Return the recipe's settings (not the user's) that exceed a varied upper bound, reduced to that bound."""
+    """Return reduced values of settings that exceed an upper bound that a table varies.
+
+    Args:
+        full: settings of the user and of the row, whose values are not reduced.
+        varies: names of the settings that the table varies.
+        recommended: settings that the stream recommends.
+        presets: presets of the row.
+    """
     bounds = {name: bound for name, bound in upper_bounds(full["method"]).items() if name not in full}
     if not any(bound in full for bound in bounds.values() if bound in varies):
         return {}
@@ -256,14 +279,14 @@ def clamp_values(
 
 
 def stream_names(stream: Stream) -> list[str]:
-    """Return the name of a stream and of its published benchmark, if it is one."""
+    """Return the name of a stream and, if it is a published benchmark, the name of the benchmark."""
     return [stream.name, *([stream.paper] if stream.paper else [])]
 
 
 def _plan_row(
     request: SweepRequest, row: TableRow, stream: Stream, config: SearchConfig | None, execution: ExecutionConfig
 ) -> PlannedRow:
-    """Check a row; it is searched if the row says so and `config` is given."""
+    """Check a row and return its plan, with a search if `row.searched` and `config` is not None."""
     get_method(row.method)
     preset = request.preset
     overrides = {**preset.settings_of(row, stream_names(stream)), **request.overrides}

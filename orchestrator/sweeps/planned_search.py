@@ -1,4 +1,4 @@
-"""Search of one row: its space, the settings that its trials share, and the points that are tried first."""
+"""Search of one table row: search space, settings that all trials share, and points that are tried first."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class PlannedSearch:
     name: str  # name of the MLflow run of the search
     row: TableRow
     stream: Stream
-    experiment: Experiment  # settings that all trials share; searched ones have their recommended values
+    experiment: Experiment  # settings of a trial; searched settings have their recommended values
     fixed_settings: Settings  # settings shared by all trials, from the user and the search space
     space: dict[str, Any]
-    paper_point: dict[str, Any]
+    paper_point: dict[str, Any]  # the paper's values of the searched settings
     listed: tuple[str, ...] = ()  # settings of `space` whose values the user listed
-    conditions: dict[str, Condition] = field(default_factory=dict)  # setting -> its condition; others always searched
-    epochs: int = 0  # number of epochs of a trial if trials are compared after epochs
+    conditions: dict[str, Condition] = field(default_factory=dict)  # setting -> condition under which it is searched
+    epochs: int = 0  # number of epochs of a trial if trials are compared after epochs, otherwise 0
 
     @property
     def recommended_point(self) -> dict[str, Any]:
-        """Return the recommended point of the space; numbers of blocks are limited to those of the tower."""
+        """Return the recommended value of each searched setting; numbers of blocks are limited to the tower's depth."""
         settings = self.experiment.settings
         point = {name: settings[name] for name in self.space if name in settings}  # excludes settings of other variants
         for name in point.keys() & set(depth_settings(self.row.method)):
@@ -60,14 +60,14 @@ class PlannedSearch:
         return point
 
     def recommended_experiment(self, workers: int) -> Experiment:
-        """Return the experiment of the recommended settings, as in the search's first trial."""
+        """Return the experiment with the recommended settings, which is also the search's first trial."""
         return with_values(self.experiment, {**self.recommended_point, "workers": workers})
 
     @property
     def search_space(self) -> SearchSpace:
-        """Return the space as a searcher receives it: domains, first points, bounds and conditions."""
+        """Return the search space for a searcher: domains, first points, bounds and conditions."""
         later = tuple(name for name in later_task_settings(self.row.method) if name in self.space)
-        later = later if len(self.stream.tasks) > 1 else ()  # trials that differ only in unread settings are one model
+        later = later if len(self.stream.tasks) > 1 else ()  # one task does not read these settings
         points = self.paper_point, self.recommended_point, self.stream.settings
         return SearchSpace(self.space, *points, later, upper_bounds(self.row.method), self.listed, self.conditions)
 
@@ -85,11 +85,14 @@ def plan_search(
     """Check the search of a row before anything starts.
 
     Args:
-        name: name of its MLflow run.
-        stream_name: the stream as the user named it.
+        name: name of the search's MLflow run.
+        row: row of the table.
+        stream: stream of the search.
+        stream_name: name of the stream as the user typed it.
         overrides: settings of all trials, from the table and the user.
         config: settings of the search.
         words: arguments of --space and of --space-add.
+        execution: workers, runs folder and store.
 
     Raises:
         ConfigError: for a setting, preset or searched value that cannot run.
@@ -105,7 +108,7 @@ def plan_search(
     if any(metric.startswith(COSTS) for metric in config.metrics) and "evaluation.costs" not in full:
         given["evaluation.costs"] = full["evaluation.costs"] = True
     experiment = resolve(full, stream.settings, presets)
-    for each, value in experiment.layers[FEATURES].items():  # the method's own ranges are of CLIP
+    for each, value in experiment.layers[FEATURES].items():  # the method's own ranges are for CLIP
         if each in space and each not in listed:
             space[each], paper[each] = rates_around(value), value
     epochs = epochs_compared(config, experiment, len(stream.method_tasks), space)
@@ -140,9 +143,10 @@ def plan_search(
 def _select_space(
     row: TableRow, stream: Stream, stream_name: str, overrides: Settings, words: SpaceOptions, presets: tuple[str, ...]
 ) -> tuple[dict[str, Any], dict[str, Any], Settings]:
-    """Return the searched space, the paper's point in it, and the settings that all trials share.
+    """Return the search space, the paper's values in it, and the settings that all trials share.
 
-    Settings that the user or an ablation fixes are not searched. A recipe overrides the space's fixed settings.
+    Settings that the user or an ablation fixes are not searched. A recipe overrides the fixed settings of the method's
+    search space.
     """
     fixed, own, paper = search_space(row.method)
     space = override_space({} if words[0] else own, (*words[0], *words[1]))

@@ -27,24 +27,24 @@ def check_search_arguments(
     """Check the search settings, the search space, --top and --seeds of a search of one method.
 
     Raises:
-        ConfigError: for the first that is invalid.
+        ConfigError: for the first invalid argument.
     """
     build(SearchConfig, search, "search", dotted=False)
     given, listed = list(overrides), [parse_values(word)[0] for word in space]
     forbid_seed([*given, *listed])
     if twice := next((name for name in listed if name in given or listed.count(name) > 1), None):
-        raise ConfigError(f"--space {twice}: is given twice. List all its values once, and omit {twice}=VALUE.")
+        raise ConfigError(f"--space {twice}: is given twice. List all values once, and omit {twice}=VALUE.")
     if top < 1:
-        raise ConfigError(f"must be >= 1, got {top}", "--top", remedy="Write --top 1.")
+        raise ConfigError(f"must be >= 1, got {top}", "--top", remedy="Use --top 1.")
     if seeds < 0:
-        raise ConfigError(f"must be >= 0, got {seeds}", "--seeds", remedy="Write --seeds 3.")
+        raise ConfigError(f"must be >= 0, got {seeds}", "--seeds", remedy="Use --seeds 3.")
 
 
 def check_methods(words: Sequence[str]) -> None:
-    """Refuse unknown methods; `words` are names, or rows `method:preset` or `method@strategy` as in --baselines.
+    """Check that methods exist; `words` are names, or rows `method:preset` or `method@strategy` as in --baselines.
 
     Raises:
-        ConfigError: for the first; the message suggests the closest method.
+        ConfigError: for the first unknown method; the message suggests the closest name.
     """
     for number, word in enumerate(words):
         if any(":" in earlier and not is_place(earlier) for earlier in words[:number]):
@@ -58,10 +58,10 @@ def check_methods(words: Sequence[str]) -> None:
 
 
 def check_method(name: str) -> None:
-    """Refuse an unknown method, and a row `method:preset` of a table.
+    """Check that a name is a known method.
 
     Raises:
-        ConfigError: if it is one of these; the message suggests the closest method.
+        ConfigError: for an unknown method, with the closest name, and for a row `method:preset` of a table.
     """
     check_methods([name])
     if ":" in name and not is_place(name):
@@ -72,7 +72,7 @@ def check_method(name: str) -> None:
 
 
 def is_method(name: str) -> bool:
-    """Return whether a method has this name, or a class `module:Class` can have it; imports no method."""
+    """Return whether a text is the name of a method, or has the form `module:Class`; methods are not imported."""
     try:
         place_of(name)
     except ValueError:
@@ -81,7 +81,7 @@ def is_method(name: str) -> bool:
 
 
 def search_settings() -> list[str]:
-    """List the settings of a search."""
+    """Return the dotted names of all settings of a search."""
     return [f"search.{field.name}" for field in fields(SearchConfig)]
 
 
@@ -91,48 +91,51 @@ class _Trials:
 
     def __post_init__(self) -> None:
         if self.trials < 0:
-            raise SettingError(f"<trials> must be >= 0, got {self.trials}", "0 reruns only the recommended presets.")
+            raise SettingError(
+                f"<trials> must be >= 0, got {self.trials}", "Use 0 to rerun only the recommended presets."
+            )
 
 
 def check_table(search: Settings, seeds: int, names: Iterable[str]) -> tuple[SearchConfig, int]:
-    """Return how the rows of a table are searched, and the number of trials of each (0: no search).
+    """Return the search settings of a table's rows, and the number of trials of each row (0 without a search).
 
     Args:
-        search: settings of SearchConfig; here 0 trials are allowed, too.
+        search: settings of SearchConfig; `trials` may also be 0.
+        seeds: number of seeds of the rerun.
         names: names of the given settings.
 
     Raises:
         ConfigError: for the first invalid argument.
     """
     if seeds < 0:
-        raise ConfigError(f"must be >= 0, got {seeds}", "--seeds", remedy="Write --seeds 3.")
+        raise ConfigError(f"must be >= 0, got {seeds}", "--seeds", remedy="Use --seeds 3.")
     trials = build(_Trials, {"trials": search.get("trials", SearchConfig().trials)}, "search", dotted=False).trials
     if not trials and not seeds:
-        raise ConfigError("--trials 0 and --seeds 0 leave nothing to run", "table", remedy="Write --seeds 3.")
+        raise ConfigError("--trials 0 and --seeds 0 leave nothing to run", "table", remedy="Use --seeds 3.")
     forbid_seed(names)
     made = build(SearchConfig, {**search, "trials": trials or 1}, "search", dotted=False)
     if len(made.metrics) > 1:
         raise ConfigError(
             f"{made.metric} are several objectives, but a table selects by one",
             "search.metric",
-            remedy="Name one metric, or search a single method.",
+            remedy="Use one metric, or search a single method.",
         )
     if made.searcher == "grid":
         raise ConfigError(
             "grid is not applicable, because all rows of a table get the same number of trials",
             "search.searcher",
-            remedy="Write tpe or random.",
+            remedy="Use tpe or random.",
         )
     return made, trials
 
 
 def check_settings(method: str, settings: Mapping[str, Any], space: Sequence[str]) -> None:
-    """Refuse unknown settings of a method and its data, and values of a wrong type. Imports torch, but not Ray.
+    """Check names and types of settings of a method and of its data. Imports torch, but not Ray.
 
     The settings of a wrapped retriever are not checked, because the search space may determine the retriever.
 
     Raises:
-        ConfigError: with the name of the setting.
+        ConfigError: for the first unknown setting, or value of a wrong type.
     """
     from ctvr.orchestrator.settings.experiment import GROUPS, RunConfig
     from ctvr.orchestrator.settings.presets import get_method
@@ -155,9 +158,10 @@ def ablation_preset(method: str, presets: Sequence[str], baselines: Sequence[str
     """Build the table of `ctvr sweep --vary`: a method, its baselines, and a row for each value of each setting.
 
     Args:
+        method: the method.
         presets: presets of the method.
-        baselines: rows `method:preset` that do not vary.
-        words: arguments `name=v1,v2`.
+        baselines: rows `method:preset` whose settings are not varied.
+        words: arguments `name=v1,v2` of --vary.
 
     Raises:
         ConfigError: for a setting or a row that is listed twice.
@@ -182,26 +186,26 @@ def check_resumable(name: str, runs: Path) -> None:
     """Check that the runs folder contains the sweep to resume.
 
     Raises:
-        ConfigError: if it does not; the message lists the sweeps that it contains.
+        ConfigError: if it does not; the message lists the sweeps in the folder.
     """
     read_plan(runs.resolve() / "sweeps" / name, name)
 
 
 def check_hours(hours: float | None) -> None:
-    """Refuse a time limit out of range; None means no limit.
+    """Check the range of a time limit in hours; None means no limit.
 
     Raises:
-        ConfigError: if it is out of range; the message gives the range.
+        ConfigError: if the limit is out of range; the message states the range.
     """
     if hours is not None and not 0 < hours < MAX_HOURS:
         raise ConfigError(f"must be > 0 and < {MAX_HOURS}, got {hours:g}.", "--budget-hours")
 
 
 def forbid_seed(words: Iterable[str]) -> None:
-    """Refuse `seed` among the fixed or searched settings: a search must not select a seed, and a rerun uses new ones.
+    """Check that `seed` is neither fixed nor searched, since a search must not select a seed and reruns use new ones.
 
     Raises:
-        ConfigError: if `seed` is given.
+        ConfigError: if `seed` is among `words`, the names of the settings.
     """
     if "seed" in words:
         raise ConfigError(

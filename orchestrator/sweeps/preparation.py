@@ -1,4 +1,4 @@
-"""Preparation of a stream before several processes use it: frames in the store, zero-shot curve."""
+"""Preparation of a stream before several processes use it: decoding of frames, and the zero-shot curve."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def prepare_run(
     Args:
         experiment: the run to prepare.
         execution: the runs folder, store and videos.
-        splits: splits to decode in addition to those of the experiment.
+        splits: splits to decode in addition to the experiment's splits.
         curve: whether to compute the zero-shot curve.
         on_cluster: whether to decode on all nodes of the connected cluster.
 
     Raises:
-        ConfigError: if the stream lacks data of the experiment, or has fewer pairs than workers.
+        ConfigError: if the stream lacks data that the experiment needs, or a task has fewer pairs than workers.
     """
     stream = execution.load_stream(experiment.run.stream)
     needed = splits_of(experiment, stream)
@@ -78,11 +78,14 @@ def prepare_run(
 def prepare_all(
     runs: Sequence[Experiment], execution: ExecutionConfig, splits: Sequence[str], curve: bool, on_cluster: bool = False
 ) -> list[PreparedStream]:
-    """Decode the videos of several runs, once for runs with the same data.
+    """Prepare the streams of several runs, once for all runs with the same data; return one result per run.
 
     Args:
-        curve: whether to compute the zero-shot curves here; workers with GPUs are faster than this process.
-        on_cluster: see `prepare_run`.
+        runs: the runs.
+        execution: the runs folder, store and videos.
+        splits: splits to decode in addition to the splits of the runs.
+        curve: whether to compute the zero-shot curves in this process; workers with GPUs are faster.
+        on_cluster: whether to decode on all nodes of the connected cluster.
     """
     made: dict[str, PreparedStream] = {}
     needs = [

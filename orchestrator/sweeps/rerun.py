@@ -1,8 +1,8 @@
 """Reruns of search winners and baselines over new seeds on test videos, from which tables are made.
 
 A rerun is an MLflow parent run `NAME-final-...`, whose name ends in a digest of everything that determines its
-results: the same winners, seeds, code and data are the same rerun. An interrupted rerun is resumed, without running
-its complete runs again.
+results: equal winners, seeds, code and data are one rerun. An interrupted rerun is resumed, and its complete runs are
+not repeated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ctvr.orchestrator.console import say
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError, RunsFailed
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.on_ray.plan import names_of, read_plan
+from ctvr.orchestrator.on_ray.plan import TIMING, names_of, read_plan
 from ctvr.orchestrator.settings.experiment import Experiment
 from ctvr.orchestrator.settings.presets import get_method, presets_of
 from ctvr.orchestrator.settings.resolve import resolve
@@ -30,6 +30,7 @@ from ctvr.orchestrator.sweeps.front import FrontResult, front_of, unconfirmed_ta
 from ctvr.orchestrator.sweeps.preparation import decoded_in, prepare_all
 from ctvr.orchestrator.sweeps.search_spaces import default_presets
 from ctvr.orchestrator.sweeps.selection import (
+    PLANNED,
     Rerun,
     best_trials,
     describe_metric,
@@ -70,10 +71,15 @@ def baseline(word: str, stream: Stream, stream_name: str, shared: Settings, work
     """Return a run of a baseline with the user's settings of a sweep.
 
     Args:
-        word: `method` or `method:preset,preset`; with `@STRATEGY` trained as long as a strategy that replays pairs.
+        word: `method` or `method:preset,preset`; with `@STRATEGY`, the method is trained with the compute of a strategy
+            that replays pairs.
+        stream: stream of the sweep.
+        stream_name: name of the stream as the user typed it.
+        shared: the user's settings that apply to baselines.
+        workers: number of workers of a run.
 
     Raises:
-        ConfigError: if the method, a preset or the strategy does not exist, or the strategy has no `ratio`.
+        ConfigError: if the method, a preset or the strategy does not exist, or the strategy lacks a `ratio`.
     """
     word, _, strategy = word.partition("@")
     method, presets = split_row(word)
@@ -88,8 +94,8 @@ def baseline(word: str, stream: Stream, stream_name: str, shared: Settings, work
     epochs, batch = (factor * size for size in (replaying.optim.epochs, replaying.data.batch_size))
     if not (epochs.is_integer() and batch.is_integer()):
         raise ConfigError(
-            f"--baselines {word}@{strategy}: the compute of {strategy} is not a whole multiple of its base's. Name a "
-            "strategy with a whole method.ratio, such as er_ring."
+            f"--baselines {word}@{strategy}: the compute of {strategy} is not a whole multiple of the compute of its "
+            "base. Use a strategy with a whole method.ratio, such as er_ring."
         )
     made = resolve({**given, "optim.epochs": int(epochs), "data.batch_size": int(batch)}, stream.settings, chosen)
     tags = {ROW: f"{word} at {strategy}'s compute", "ctvr.note": EQUAL_COMPUTE.format(strategy=strategy)}
@@ -97,10 +103,9 @@ def baseline(word: str, stream: Stream, stream_name: str, shared: Settings, work
 
 
 def baseline_rows(words: Sequence[str]) -> list[str]:
-    """Split comma-separated baselines into rows; a preset belongs to the row that precedes it.
+    """Join the words of a comma-separated list of baselines into rows; a preset belongs to the row before it.
 
-    `lwf:original,framefusion_moe:no-ffa,no-tame` are two rows. To list a method with the name of such a preset, put it
-    first.
+    `lwf:original,framefusion_moe:no-ffa,no-tame` are two rows. If a method has the name of a preset, list it first.
 
     Raises:
         ConfigError: if a method does not exist.
@@ -116,24 +121,26 @@ def baseline_rows(words: Sequence[str]) -> list[str]:
 
 
 def searched_tags(method: str, trials: Sequence[RunRecord], metric: str) -> dict[str, str]:
-    """Return the tags of a winner's reruns: number of trials, their total time, selection rule."""
+    """Return the MLflow tags of a winner's reruns: number of trials, total time of the trials, selection rule."""
     split = next((run.tags["ctvr.split"] for run in trials if "ctvr.split" in run.tags), "val")
     equal = {"ctvr.no_winner": "true"} if have_no_winner(trials, metric) else {}
+    scheduler = next((run.tags[TIMING] for run in trials if TIMING in run.tags), "")
+    timing = f"; scheduler {scheduler}, which depends on timing" if scheduler else ""
     return {
         **equal,
         "ctvr.searched": f"{method}:{len(trials)}",
         "ctvr.search_seconds": f"{sum(seconds_of(run) for run in trials):.1f}",
-        "ctvr.selection": f"{describe_metric(metric)} on {split} videos",
+        "ctvr.selection": f"{describe_metric(metric)} on {split} videos{timing}",
     }
 
 
 def unsearched_tags(method: str) -> dict[str, str]:
-    """Return the tags for reruns of a configuration that was not searched."""
+    """Return the MLflow tags for reruns of a configuration that was not searched."""
     return {"ctvr.searched": f"{method}:0"}
 
 
 def _row_tag(experiment: Experiment) -> dict[str, str]:
-    """Return the row name of a baseline with changes, which distinguishes it from the unchanged method."""
+    """Return the tag with the row name of a baseline whose presets change the method; otherwise an empty mapping."""
     known = presets_of(experiment.name)
     changes = [preset for preset in experiment.presets if isinstance(known.get(preset), Override)]
     return {ROW: f"{experiment.name}:{','.join(changes)}"} if changes else {}
@@ -149,11 +156,17 @@ def with_baselines(
     verdict: ConfirmationResult | FrontResult | None = None,
     confirmation: Sequence[RunRecord] = (),
 ) -> list[Rerun]:
-    """Return all runs of a sweep's rerun over their seeds: baselines, recommended settings, winners among `trials`.
+    """Return all runs of a sweep's rerun, one per seed: baselines, recommended settings, winners.
 
     Args:
-        verdict: result of the sweep's confirmation. Without one there is no row of the recommended settings. With
-            several objectives, all trials of the confirmed front are rerun, or `winners` of one that was not.
+        baselines: runs of the baselines.
+        winners: the best trials.
+        trials: all trials of the sweep.
+        metric: metric of the search, or several, comma-separated.
+        seeds: number of seeds.
+        workers: number of workers of a run.
+        verdict: result of the sweep's confirmation. Without it, the recommended settings are not rerun. With several
+            objectives, all trials on the confirmed Pareto front are rerun or, without a confirmation, `winners`.
         confirmation: runs of the confirmation, whose seeds are not used again.
     """
     found = list(baselines)
@@ -191,7 +204,22 @@ def rerun(
     orders: int = 1,
     keep_model: bool = True,
 ) -> str:
-    """Rerun the best trials of a sweep and the baselines over new seeds on test videos; return their table."""
+    """Rerun the best trials of a sweep and the baselines over new seeds on test videos; return the table.
+
+    Args:
+        sweep_name: name of the sweep.
+        execution: execution settings.
+        top: number of best trials.
+        seeds: number of seeds.
+        baselines: baselines as in `baseline_rows`.
+        direction: retrieval direction of the table.
+        orders: number of task orders.
+        keep_model: whether to upload the trained models to MLflow.
+
+    Raises:
+        ConfigError: for an argument out of range, or a sweep or baseline that cannot be rerun.
+        RunsFailed: if runs failed; the message has the table of the others.
+    """
     if top < 1 or seeds < 1:
         raise ConfigError(f"--top and --seeds must be >= 1, got {top} and {seeds}.")
     tracker = execution.existing_tracker(writes=True)
@@ -203,11 +231,11 @@ def rerun(
     winners = (front_of(winners, rule) if len(names_of(rule[0])) > 1 else winners)[:top]
     stream_name = winners[0].settings["stream"]
     stream = execution.load_stream(stream_name, render=False)
-    given = _overrides_of(sweep, execution)
+    given = _read_overrides(sweep, execution)
     if given is None and baselines:
         raise ConfigError(
-            f"--baselines {','.join(baselines)}: no settings of sweep {sweep_name} are recorded here, so they would "
-            "not be comparable. Rerun it in its own runs folder, or omit --baselines."
+            f"--baselines {','.join(baselines)}: the settings of sweep {sweep_name} are not recorded here, so "
+            "baselines would not be comparable. Rerun it in its own runs folder, or omit --baselines."
         )
     shared = shared_overrides(given or {})
     compared = [baseline(word, stream, stream_name, shared, execution.workers) for word in baseline_rows(baselines)]
@@ -238,14 +266,17 @@ def execute_rerun(
     """Execute the incomplete runs of a rerun in parallel, and write its table.
 
     Args:
-        sweep_name: the sweep that is rerun.
+        sweep_name: name of the sweep that is rerun.
         runs: runs of one stream.
+        execution: execution settings.
+        tracker: records of runs.
         settings: settings of the parent run.
         again: the command that resumes after an interruption.
         direction: retrieval direction of the table.
+        keep_model: whether to upload the trained models to MLflow.
 
     Raises:
-        RunsFailed: if runs failed, with the table of the others.
+        RunsFailed: if runs failed; the message has the table of the others.
     """
     experiments = [run.experiment for run in runs]
     ready = prepare_all(experiments, execution, ("train", "test"), curve=False)
@@ -254,7 +285,7 @@ def execute_rerun(
     stream = ready[0].stream
     identity = [run.key(each.stream, each.frames) for run, each in zip(experiments, ready)]
     name = f"{sweep_name}-final-{digest_of(identity)[:6]}"
-    parent = tracker.open_sweep(name, stream.name, settings, {})
+    parent = tracker.open_sweep(name, stream.name, settings, {PLANNED: str(len(runs))})
     tags = {"ctvr.role": "final", "ctvr.rerun_of": sweep_name}
     failed = 0
     with interruptible(f"rerun {name}", again, execution, tracker, [parent]):
@@ -273,7 +304,7 @@ def execute_rerun(
     if waiting := flush_outbox(tracker):
         raise RunsFailed(
             f"{waiting} records wait because MLflow does not respond, so no table is written. Restart MLflow, then: "
-            f"ctvr sync; {again}"
+            f"ctvr runs sync; {again}"
         )
     if failed == len(runs):
         raise RunsFailed(f"rerun {name}: all {failed} runs failed. `ctvr ui` shows why.")
@@ -284,8 +315,8 @@ def execute_rerun(
     return text
 
 
-def _overrides_of(sweep: RunRecord, execution: ExecutionConfig) -> Settings | None:
-    """Return the user's settings of a sweep, from its parent run or from its plan on this machine; else None."""
+def _read_overrides(sweep: RunRecord, execution: ExecutionConfig) -> Settings | None:
+    """Return the user's settings of a sweep from its parent run or from its plan on this machine; otherwise None."""
     if OVERRIDES in sweep.tags:
         try:
             return dict(json.loads(sweep.tags[OVERRIDES]))

@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 
 def generate_name(what: str) -> str:
-    """Return `what`, the time and four random hex digits, e.g. shapes-5-1125-093101-7be2.
+    """Return `what`, the date and time, and four random hex digits, e.g. shapes-5-1125-093101-7be2.
 
-    The digits separate sweeps that a shell loop or a job array starts in the same second, since the name is the only
-    key in MLflow, folders and `--resume`.
+    The digits distinguish sweeps that a shell loop or a job array starts in the same second, since a sweep has only its
+    name as a key in MLflow, in folders and for `--resume`.
     """
     return f"{what}-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def require_free_name(name: str, execution: ExecutionConfig) -> None:
-    """Refuse an invalid name, or one that is taken.
+    """Check that a name is valid, and that no sweep with this name exists.
 
     Raises:
-        ConfigError: if the name is taken, with the command that resumes that sweep.
+        ConfigError: otherwise; for an existing sweep, the message has the command that resumes it.
     """
     check_name(name, "--name", is_ascii=True)
     if (execution.folder(name) / "plan.json").exists():

@@ -16,13 +16,13 @@ from ctvr.orchestrator.sweeps.search_spaces import depth_settings, upper_bounds
 def clip_to_backbone(
     method: str, space: dict[str, Any], experiment: Experiment, listed: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Remove values above the number of blocks, or above a bounding setting that is not searched.
+    """Return a search space whose values are limited to the tower's number of blocks and to fixed upper bounds.
 
     Args:
         method: the method, some of whose settings count blocks or have upper bounds.
-        space: setting -> domain of Ray Tune.
+        space: Ray Tune domain of each setting.
         experiment: a trial's experiment, except the searched settings.
-        listed: arguments of `--space`, which are refused if invalid and never dropped.
+        listed: arguments of `--space`, to which upper bounds are not applied, so that invalid values are refused later.
     """
     own = {word.partition("=")[0].strip() for word in listed}
     changed = dict(space)
@@ -44,13 +44,13 @@ def apply_conditions(
     """Return the settings that can be searched, and the conditions that depend on a searched setting.
 
     Args:
-        space: setting -> domain of Ray Tune.
-        conditions: setting -> another one and the values with which it is searched.
+        space: Ray Tune domain of each setting.
+        conditions: for a conditional setting, another setting and its values with which the first is searched.
         fixed: settings of a trial, except the searched ones.
-        listed: settings of `--space`; one that would never be searched is refused instead of dropped.
+        listed: settings of `--space`; if one of them would never be searched, it is an error.
 
     Raises:
-        ConfigError: for a condition that never holds or that depends on its own setting.
+        ConfigError: for a condition of a listed setting that never holds, or conditions in a cycle.
     """
     found, left = dict(space), dict[str, Condition]()
     for name, (other, values) in conditions.items():
@@ -81,7 +81,7 @@ def apply_conditions(
 
 
 def meeting(name: str, conditions: Mapping[str, Condition]) -> dict[str, Any]:
-    """Return values of other settings with which a setting is searched."""
+    """Return values of other settings that meet the conditions of a setting."""
     if name not in conditions:
         return {}
     other, values = conditions[name]

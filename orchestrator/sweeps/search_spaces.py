@@ -1,7 +1,4 @@
-"""Texts of `ctvr methods`, search spaces of methods, and the presets that a stream recommends.
-
-The texts are generated from the code.
-"""
+"""Texts of `ctvr methods`, generated from the code; search spaces of methods; presets that a stream recommends."""
 
 from __future__ import annotations
 
@@ -23,6 +20,7 @@ from ctvr.orchestrator.settings.experiment import GROUPS
 from ctvr.orchestrator.settings.presets import get_method, presets_of, with_recipe
 from ctvr.orchestrator.settings.resolve import resolve_method
 from ctvr.orchestrator.streams.stream import Stream
+from ctvr.orchestrator.tables.verified import equals, of_method
 
 _DEFAULTS: dict[str, Any] = {"FIXED": {}, "METRIC": GAIN, "MODE": "max", "CONDITIONS": {}}
 
@@ -31,7 +29,9 @@ def method_text(name: str) -> str:
     """Return a method's docstring, settings with defaults, and presets as text."""
     cls = get_method(name)
     module = inspect.getmodule(cls)
-    lines = [(inspect.getdoc(module) or "").strip(), "", "settings"]
+    equal = "; ".join(map(equals, of_method(name))) or "the equations of its paper (no code)"
+    checked = [f"checked against: {equal}", ""] if name in {*EVERY_METHOD, *CONFIGURATIONS} else []
+    lines = [(inspect.getdoc(module) or "").strip(), "", *checked, "settings"]
     facts = settings_of(cls.Config)
     exact: list[str] = []
     if dataclasses.fields(cls.Config):
@@ -59,9 +59,9 @@ def method_text(name: str) -> str:
         ("recipes: choose one (default: the stream's recommendation)", False),
         ("changes: any number, on top of a recipe", True),
     ):
-        found = {preset: values for preset, values in presets.items() if isinstance(values, Override) == is_change}
-        lines += [title] if found else []
-        for preset, values in found.items():
+        of_kind = {preset: values for preset, values in presets.items() if isinstance(values, Override) == is_change}
+        lines += [title] if of_kind else []
+        for preset, values in of_kind.items():
             changed = [
                 f"{k}={v}" + (f" (not {defaults[k]})" if defaults.get(k, v) != v else "") for k, v in values.items()
             ]
@@ -70,7 +70,7 @@ def method_text(name: str) -> str:
 
 
 def _variants_text(group: str, variants: Mapping[str, type]) -> list[str]:
-    """Return the settings of a group's variants, below the values of `name` that select them."""
+    """Return lines with the settings of a group's variants, after a line with the values of `name` that select them."""
     lines = []
     for variant, names in variants_with_settings(variants):
         lines.append(f"  with method.{group}.name={'|'.join(names)}")
@@ -81,9 +81,9 @@ def _variants_text(group: str, variants: Mapping[str, type]) -> list[str]:
 
 
 def preset_text(name: str, preset: str) -> str:
-    """Return the differences between a preset and the recommended settings, one a line, with their sources.
+    """Return a text with the differences between a preset and the recommended settings, and their sources.
 
-    The recommended settings are those of `ctvr run` on a stream that recommends the recipe `paper`.
+    The recommended settings are the settings of `ctvr run` on a stream that recommends the recipe `paper`.
 
     Raises:
         ConfigError: for an unknown method or preset.
@@ -110,9 +110,10 @@ def preset_text(name: str, preset: str) -> str:
 
 
 def cost_text(tasks: int | None = None) -> str:
-    """Return the table of the towers' multiply-adds and parameters at the papers' sizes, next to printed figures.
+    """Return a table of multiply-adds and parameters at the papers' sizes, next to the papers' values.
 
-    Given a number of tasks, return the table of the bytes that methods keep after them instead.
+    Args:
+        tasks: if given, return instead a table of the bytes that methods keep after this number of tasks.
     """
     from ctvr.orchestrator.catalog import cost_table, growth
 
@@ -120,9 +121,9 @@ def cost_text(tasks: int | None = None) -> str:
 
 
 def search_space(method: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return the fixed settings of a search, its space, and its first point.
+    """Return the fixed settings of a search, the Ray Tune domains of the searched settings, and the first point.
 
-    The first point has the values of PAPER and defaults for others. search_spaces/ has a file for each family.
+    The first point has the values of PAPER, and defaults for other settings. search_spaces/ has a file for each family.
 
     Raises:
         ConfigError: if the method has no search space.
@@ -137,8 +138,8 @@ def search_space(method: str) -> tuple[dict[str, Any], dict[str, Any], dict[str,
 def default_metric(method: str, protocol: str) -> Settings:
     """Return the default `metric` and `mode` of a search, from METRIC and MODE of the method's search space.
 
-    The gain over zero-shot is defined in the union of all galleries. The CVLM protocol uses each task's own gallery, so
-    its metric is the mean R@1 of the table; with images it is the mean accuracy.
+    The gain over zero-shot is defined on the union of all galleries. The CVLM protocol uses each task's own gallery, so
+    its searches use the mean R@1 over tasks; searches on images use the mean accuracy.
 
     Raises:
         ConfigError: if the method has no search space.
@@ -149,12 +150,12 @@ def default_metric(method: str, protocol: str) -> Settings:
 
 
 def search_conditions(method: str) -> dict[str, Condition]:
-    """Map each conditional setting to the setting that it depends on and the values with which it is searched."""
+    """Map each conditional setting to the setting that it depends on, and the values with which it applies."""
     return {name: (other, list(values)) for name, (other, values) in _search_file(method)["CONDITIONS"].items()}
 
 
 def depth_settings(method: str) -> tuple[str, ...]:
-    """List the settings that count blocks of the vision tower."""
+    """Return the names of the settings that count blocks of the vision tower."""
     own = [name for name, facts in _facts(method).items() if facts.depth]
     return (*own, *_search_file(method).get("DEPTHS", ()))
 
@@ -166,13 +167,13 @@ def upper_bounds(method: str) -> dict[str, str]:
 
 
 def later_task_settings(method: str) -> tuple[str, ...]:
-    """List the settings that no task before the second reads."""
+    """Return the names of the settings that only the second and later tasks read."""
     own = [name for name, facts in _facts(method).items() if facts.later]
     return (*own, *_search_file(method).get("LATER_TASKS", ()))
 
 
 def _facts(method: str) -> dict[str, Setting]:
-    """Map each setting of the method's Config to its facts; a plug-in's search space may name further ones."""
+    """Map each setting of the method's Config to its declared properties."""
     owner = CONFIGURATIONS.get(method, (method, ""))[0]
     return {f"method.{name}": facts for name, facts in settings_of(get_method(owner).Config).items()}
 
@@ -192,8 +193,11 @@ def _search_file(method: str) -> dict[str, Any]:
 def _plugin_search_space(method: str) -> dict[str, Any]:
     """Return the search space of a plug-in method: SPACE, FIXED, PAPER, METRIC, MODE and CONDITIONS of a module.
 
-    Its module is the entry point `ctvr.search_spaces` of the method's name, else `<module of the class>_space`, else
-    the class's module. A separate module avoids the import of Ray by a plain run.
+    The module is the entry point of the method's name in the group `ctvr.search_spaces`; without it,
+    `<module of the class>_space`, or the class's own module. A separate module keeps a plain run from importing Ray.
+
+    Raises:
+        ConfigError: if the module cannot be imported, or lacks SPACE.
     """
     own = inspect.getmodule(get_method(method))
     points = {point.name: point.value for point in importlib.metadata.entry_points(group="ctvr.search_spaces")}
@@ -205,17 +209,17 @@ def _plugin_search_space(method: str) -> dict[str, Any]:
             raise ConfigError(
                 f"the search space {name} of {method} cannot be imported ({error})", "method", remedy="Correct it."
             ) from error
-        module = own or inspect  # the module has no SPACE
+        module = own or inspect  # the module lacks SPACE
     found = {**_DEFAULTS, **vars(module)}
     if not isinstance(found.get("SPACE"), dict):
         raise ConfigError(
             f"{method} has no search space",
             "method",
-            remedy=f"Write {name} with SPACE (see `ctvr new method`), or give --space.",
+            remedy=f"Add a module {name} with SPACE (see `ctvr methods new`), or use --space.",
         )
     return found
 
 
 def default_presets(method: str, stream: Stream, asked: Sequence[str]) -> tuple[str, ...]:
-    """Return the requested presets, with the stream's recommended recipe unless they include one."""
+    """Return the requested presets, with the stream's recommended recipe if they do not include a recipe."""
     return with_recipe(method, asked, stream.settings)

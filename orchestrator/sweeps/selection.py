@@ -1,15 +1,16 @@
 """Selection of the best trials of a search, and the list of runs that repeat them over new seeds.
 
-Trials have seed 0, reruns on test videos seeds from 1 on, confirmations on validation videos seeds from 1001 on. Used
-seeds are skipped, so that no candidate is evaluated with a seed by which it was selected.
+Trials have seed 0, reruns on test videos have seeds from 1, and confirmations on validation videos seeds from 1001.
+Used seeds are skipped, so that a candidate is not evaluated with a seed that helped to select it.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError
@@ -24,6 +25,7 @@ from ctvr.orchestrator.tracking.tracker import Tracker
 if TYPE_CHECKING:
     from ctvr.orchestrator.settings.experiment import Experiment
 
+PLANNED = "ctvr.planned"  # tag of a rerun's parent run: the number of its runs
 SPACE = "ctvr.space"  # tag of a sweep's parent run: the searched space as JSON
 FIRST_SEED, FIRST_CONFIRMATION = 1, 1001
 METRIC_LABELS = {
@@ -62,20 +64,25 @@ def selection_metric(sweep: RunRecord) -> tuple[str, str]:
 
 
 def describe_metric(metric: str) -> str:
-    """Return the label of a search's metric; of several, comma-separated."""
+    """Return the label of a search's metric, or the comma-separated labels of several objectives."""
     return ", ".join(METRIC_LABELS.get(name, name) for name in names_of(metric))
 
 
 def result_text(run: RunRecord, metric: str) -> str:
-    """Return the value of a search's metric, or of its objectives, for a trial."""
+    """Return the value of a search's metric, or the values of its objectives, for a trial as text."""
     values = [last_value(run, name) for name in names_of(metric)]
     return f"{values[0]:+.2f}" if len(values) == 1 else ", ".join(f"{value:.4g}" for value in values)
 
 
 def best_trials(tracker: Tracker, sweep_name: str, top: int | None) -> list[RunRecord]:
-    """Return the best complete trials of a sweep (None: all), by the search's metric after the last task.
+    """Return the complete trials of a sweep, the best first, by the search's metric after the last task.
 
-    By several objectives, trials of the Pareto front are first (on_ray/pareto.py).
+    With several objectives, trials of the Pareto front are first (on_ray/pareto.py).
+
+    Args:
+        tracker: records of runs.
+        sweep_name: name of the sweep.
+        top: number of returned trials; if None, all complete trials are returned.
 
     Raises:
         ConfigError: if the sweep is unknown or has no complete trial.
@@ -96,6 +103,33 @@ def best_trials(tracker: Tracker, sweep_name: str, top: int | None) -> list[RunR
     return [complete[index] for index in best_first(points)][:top]
 
 
+def trial_rows(tracker: Tracker, sweep_name: str, reports: bool = False) -> list[dict[str, Any]]:
+    """Return state, last task, metrics and settings of each trial of a sweep, in the order of proposal.
+
+    Args:
+        tracker: records of runs.
+        sweep_name: name of the sweep.
+        reports: whether to return a row for each task that a trial reported, also before a resume, which Ray Tune's own
+            tables lack.
+
+    Raises:
+        ConfigError: if the sweep is unknown.
+    """
+    metrics = list(dict.fromkeys((*names_of(selection_metric(tracker.require_sweep(sweep_name))[0]), "stream/t2v/r1")))
+    rows = []
+    numbered = [(run.tags.get(NUMBER, "").lstrip("0"), run) for run in tracker.find_runs(sweep=sweep_name)]
+    for _, run in sorted(numbered, key=lambda pair: (len(pair[0]), pair[0])):  # by value
+        is_complete, stopped = run.tags.get("ctvr.complete") == "true", run.tags.get("ctvr.stopped", "")
+        state = "complete" if is_complete else "stopped" if stopped else run.status.lower()
+        about = {"run_id": run.run_id, "name": run.name, "state": state, "stopped": stopped}
+        values = {key: dict(run.metrics.get(key, [])) for key in metrics}
+        tasks = sorted(set().union(*values.values())) or [0]
+        for task in tasks if reports else tasks[-1:]:
+            found = {key: known.get(task, math.nan) for key, known in values.items()}
+            rows.append({**about, "task": task, **found, **run.settings})
+    return rows
+
+
 def have_no_winner(trials: Sequence[RunRecord], metric: str) -> bool:
     """Return whether several complete trials have the same result, so that none of them is the best.
 
@@ -112,19 +146,23 @@ def have_no_winner(trials: Sequence[RunRecord], metric: str) -> bool:
 
 
 def used_seeds(trials: Sequence[RunRecord]) -> frozenset[int]:
-    """Return the seeds of trials."""
+    """Return the set of seeds of trials."""
     return frozenset(int(run.settings["seed"]) for run in trials if "seed" in run.settings)
 
 
 def fresh_seeds(count: int, used: frozenset[int], first: int = FIRST_SEED) -> list[int]:
-    """Return `count` unused seeds from `first` on."""
+    """Return the `count` smallest unused seeds that are at least `first`."""
     return list(itertools.islice((seed for seed in itertools.count(first) if seed not in used), count))
 
 
 def expand_seeds(found: Sequence[Rerun], seeds: int, workers: int, used: frozenset[int] = frozenset()) -> list[Rerun]:
-    """Repeat each run over new seeds on test videos, or once if nothing is trained; drop duplicates.
+    """Return each run over new seeds on test videos, or once if it does not train, without duplicates.
 
-    `used` are the seeds of the trials that were compared, which are skipped.
+    Args:
+        found: the runs.
+        seeds: number of seeds.
+        workers: number of workers of a run.
+        used: seeds of the trials that were compared, which are skipped.
     """
     from ctvr.orchestrator.learning.run.execute import has_training
     from ctvr.orchestrator.settings.resolve import with_values  # imports torch, which a page does not need
@@ -140,15 +178,15 @@ def expand_seeds(found: Sequence[Rerun], seeds: int, workers: int, used: frozens
 
 
 def expand_task_orders(runs: Sequence[Rerun], orders: int) -> list[Rerun]:
-    """Repeat each run in several task orders: the stream's own, and random ones numbered from 1.
+    """Return each run in `orders` task orders, the stream's own and random orders, which are numbered from 1.
 
     Raises:
-        ConfigError: for fewer than one order.
+        ConfigError: if `orders` is less than 1.
     """
     from ctvr.orchestrator.settings.resolve import with_values
 
     if orders < 1:
-        raise ConfigError(f"--task-orders: must be >= 1, got {orders}. Write 1 for the stream's own order only.")
+        raise ConfigError(f"--task-orders: must be >= 1, got {orders}. Use 1 for the stream's own order only.")
     made = list(runs)
     for order in range(1, orders):
         for each in runs:
@@ -158,12 +196,12 @@ def expand_task_orders(runs: Sequence[Rerun], orders: int) -> list[Rerun]:
 
 
 def run_all(plan: TrialPlan, runs: Sequence[Rerun], num_tasks: int, execution: ExecutionConfig) -> int:
-    """Run experiments on the connected cluster; return the number of failed ones."""
+    """Run experiments on the connected cluster; return the number of failed runs."""
     from ctvr.orchestrator.on_ray.tune import run_specs  # imports Ray
 
     listed = [run.listed() for run in runs]
     outcome = run_specs(plan, num_tasks, listed, execution.max_concurrent)
-    if outcome.is_interrupted:  # on Ctrl-C Ray Tune stops cleanly and returns
+    if outcome.is_interrupted:  # a signal that Ray Tune handled, before the first look at the trials
         raise KeyboardInterrupt
     return outcome.failed
 

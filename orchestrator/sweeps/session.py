@@ -29,24 +29,51 @@ from ctvr.orchestrator.sweeps.preflight import check_hours
 from ctvr.orchestrator.tracking.server import default_uri
 from ctvr.orchestrator.tracking.tracker import Tracker
 
-# Model -> TFLOP/s in fp32, TF32 and bf16 without sparsity; NVIDIA's data sheets (SXM)
+# GPU model -> TFLOP/s in fp32, TF32 and bf16 without sparsity (NVIDIA's data sheets, SXM)
 PEAKS = {"A100": (19.5, 156.0, 312.0), "H100": (67.0, 495.0, 989.0), "H200": (67.0, 495.0, 989.0)}
 WITHOUT_TF32 = frozenset({"V100", "T4", "P100", "K80", "P4"})  # older models have neither TF32 nor bf16
-FEW_PAIRS = 8  # per worker; with fewer, a GPU waits for its host
-MLFLOW_SECONDS = 120.0  # how long a finished sweep waits for an unreachable server
+FEW_PAIRS = 8  # pairs per worker below which a GPU waits for its host
+SHARED_PAIRS = 16  # pairs per worker up to which a GPU is idle for most of a step in tf32 and bf16 (docs/gpu.md)
+MLFLOW_SECONDS = 120.0  # maximum time for which a finished sweep waits for an unreachable server
 
 
 @contextmanager
 def interruptible(
     what: str, again: str, execution: ExecutionConfig, tracker: Tracker, parents: Sequence[str]
 ) -> Iterator[None]:
-    """Convert Ctrl-C to `Interrupted` with the command that resumes; mark open runs as killed."""
+    """Context manager that converts Ctrl-C to `Interrupted`, and marks open runs as killed.
+
+    Args:
+        what: kind and name of the interrupted work.
+        again: the command that resumes it.
+        execution: the runs folder.
+        tracker: records of runs.
+        parents: run ids of the parent runs whose open runs are marked.
+
+    Raises:
+        Interrupted: after Ctrl-C, with the command that resumes.
+    """
     try:
         yield
     except KeyboardInterrupt:
-        place = "" if str(execution.runs) == "runs" else f" --runs {execution.runs}"
         _close_open_runs(tracker, parents)
-        raise Interrupted(f"{what} is not finished; its finished tasks are kept. Resume with: {again}{place}") from None
+        raise _interrupted(
+            f"{what} is not finished; its finished tasks and mid-task checkpoints are kept", again, execution
+        ) from None
+
+
+@contextmanager
+def not_started(what: str, again: str, execution: ExecutionConfig) -> Iterator[None]:
+    """Context manager that converts Ctrl-C before a sweep's first trial to `Interrupted`; see `interruptible`."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise _interrupted(f"{what} is not finished; its plan is kept", again, execution) from None
+
+
+def _interrupted(fault: str, again: str, execution: ExecutionConfig) -> Interrupted:
+    place = "" if str(execution.runs) == "runs" else f" --runs {execution.runs}"
+    return Interrupted(f"{fault}. Resume with: {again}{place}")
 
 
 def _close_open_runs(tracker: Tracker, parents: Sequence[str]) -> None:
@@ -61,7 +88,7 @@ def _close_open_runs(tracker: Tracker, parents: Sequence[str]) -> None:
 
 
 def flush_outbox(tracker: Tracker) -> int:
-    """Send the workers' unsent records to MLflow, with retries while it restarts; return how many are left."""
+    """Send the workers' unsent records to MLflow, with retries while it restarts; return the number of unsent ones."""
     until = time.monotonic() + MLFLOW_SECONDS
     while (left := tracker.flush()[1]) and time.monotonic() < until:
         time.sleep(2)
@@ -72,7 +99,7 @@ def warn_unsent(tracker: Tracker) -> None:
     """Send the workers' unsent records to MLflow, or warn about them; workers' own warnings are only in Ray's logs."""
     _, left = tracker.flush()
     if left:
-        say(f"tracking: {left} records wait because MLflow did not respond. Send them later: ctvr sync")
+        say(f"tracking: {left} records wait because MLflow did not respond. Send them later: ctvr runs sync")
 
 
 def close_search(tracker: Tracker, parent: str, outcome: SearchOutcome) -> None:
@@ -85,14 +112,18 @@ def close_search(tracker: Tracker, parent: str, outcome: SearchOutcome) -> None:
 
 
 def trial_plan(
-    execution: ExecutionConfig, name: str, experiments: Sequence[Experiment] = (), resumed: TrialPlan | None = None
+    execution: ExecutionConfig, name: str, experiments: Sequence[Experiment] = (), recorded: TrialPlan | None = None
 ) -> TrialPlan:
-    """Return the folders and resources shared by the trials of a sweep, with the memory of the largest experiment.
+    """Return the folders and resources that the trials of a sweep share.
 
-    A `resumed` sweep keeps its storage, unless the command names another.
+    Args:
+        execution: execution settings.
+        name: name of the sweep.
+        experiments: experiments of the trials, of which the largest determines the memory of a worker.
+        recorded: plan of a resumed sweep, whose storage is used again unless the command has --storage.
     """
     places = execution.places()
-    storage = resumed.storage if resumed is not None else str(execution.folder(name))
+    storage = recorded.storage if recorded is not None else str(execution.folder(name))
     return TrialPlan(
         sweep=name,
         root=str(places.root),
@@ -119,7 +150,11 @@ def _worker_bytes(experiment: Experiment, execution: ExecutionConfig) -> int:
 
 
 def check_machine(execution: ExecutionConfig, name: str, experiments: Sequence[Experiment] = ()) -> None:
-    """Refuse backbones that cannot be loaded, and a plan that exceeds this machine, before any video is rendered."""
+    """Check that all backbones can be loaded and that a trial fits this machine, before videos are rendered.
+
+    Raises:
+        ConfigError: if a backbone cannot be loaded, or a trial needs more resources than a local cluster has.
+    """
     for experiment in experiments:
         check_backbone(experiment)
     check_local(trial_plan(execution, name), execution.address, execution.local_cpus)
@@ -127,7 +162,11 @@ def check_machine(execution: ExecutionConfig, name: str, experiments: Sequence[E
 
 @contextmanager
 def ray_cluster(execution: ExecutionConfig) -> Iterator[ExecutionConfig]:
-    """Connect to Ray inside a `with` block; yield `execution` with the number of GPUs of a trial."""
+    """Context manager that connects to Ray and yields `execution` with the number of GPUs of a trial.
+
+    Raises:
+        ConfigError: if the cluster lacks the requested GPUs.
+    """
     with cluster(execution.address, execution.local_cpus, execution.nodes, trial_plan(execution, "any")):
         gpus = choose_gpus(execution.gpus_per_trial, execution.workers)
         if execution.accelerator_type and not gpus:
@@ -136,16 +175,17 @@ def ray_cluster(execution: ExecutionConfig) -> Iterator[ExecutionConfig]:
 
 
 _WHERE = ("address", "nodes", "local_cpus", "max_concurrent", "max_nodes")
+_GPUS = "gpus_per_trial"  # the option's value, for a sweep that was interrupted before it joined a cluster
 
 
 def resume_options(execution: ExecutionConfig) -> Settings:
     """Return the options that a resumed sweep takes from the first command unless they are given again."""
-    return {name: getattr(execution, name) for name in _WHERE}
+    return {name: getattr(execution, name) for name in (*_WHERE, _GPUS)}
 
 
 @contextmanager
 def within_budget(hours: float | None) -> Iterator[None]:
-    """Stop the block cleanly after a number of hours, like Ctrl-C; finished tasks are kept.
+    """Context manager that interrupts its block like Ctrl-C after a number of hours; None means no limit.
 
     Raises:
         ConfigError: for a number of hours out of range.
@@ -172,15 +212,15 @@ def restore_execution(execution: ExecutionConfig, plan: TrialPlan, kept: Mapping
     """Return the execution settings of a resumed sweep: its trials' resources, on the current cluster.
 
     Raises:
-        ConfigError: if its plan is from elsewhere and names a place that this command does not give again.
+        ConfigError: if another user or machine wrote the plan, and it has an address that this command does not repeat.
     """
     given = (execution.address, execution.store, execution.ray_storage, execution.videos)
     require_given(plan.sweep, kept, dict(zip(OPTIONS.values(), given)))
-    kept_where = {name: value for name, value in kept.get("where", {}).items() if name in _WHERE}
+    kept_where = {name: value for name, value in kept.get("where", {}).items() if name in (*_WHERE, _GPUS)}
     file = execution.folder(plan.sweep) / "plan.json"
     check_types(ExecutionConfig, kept_where, file, "where")
     first = build(ExecutionConfig, kept_where, dotted=False)
-    where = {name: getattr(first, name) for name in kept_where if getattr(execution, name) in (None, 1)}
+    where = {name: getattr(first, name) for name in _WHERE if getattr(execution, name) in (None, 1)}
     return replace(
         execution,
         **where,
@@ -188,7 +228,7 @@ def restore_execution(execution: ExecutionConfig, plan: TrialPlan, kept: Mapping
         videos=execution.videos or (Path(plan.videos) if plan.videos else None),
         workers=plan.workers,
         cpus_per_worker=plan.cpus_per_worker,
-        gpus_per_trial=plan.gpus_per_worker * plan.workers,
+        gpus_per_trial=plan.gpus_per_worker * plan.workers if plan.parent else first.gpus_per_trial,
         accelerator_type=plan.accelerator_type,
         reuse_prefixes=plan.reuse and execution.reuse_prefixes,
     )
@@ -205,12 +245,12 @@ def resources_text(execution: ExecutionConfig, room: Capacity) -> str:
 
 
 def precision_lines(execution: ExecutionConfig, precisions: Iterable[str], models: Iterable[str] = ()) -> list[str]:
-    """Return the plan's warning that GPUs compute in full float32, as a list of lines; empty if they do not.
+    """Return lines that warn about GPUs that compute in full float32; empty otherwise.
 
     Args:
-        execution: with the GPUs of a trial.
+        execution: execution settings, including the GPUs of a trial.
         precisions: precisions of the runs.
-        models: models of the cluster's GPUs, by Ray's names.
+        models: Ray's names of the GPU models in the cluster.
     """
     known = [name.split("-")[0] for name in ([execution.accelerator_type] if execution.accelerator_type else models)]
     if not execution.gpus_per_trial or "fp32" not in precisions or (known and set(known) <= WITHOUT_TF32):
@@ -224,11 +264,34 @@ def precision_lines(execution: ExecutionConfig, precisions: Iterable[str], model
     ]
 
 
-def batch_lines(execution: ExecutionConfig, batch_sizes: Iterable[int]) -> list[str]:
-    """Return the plan's warning about fewer than FEW_PAIRS pairs per GPU, as a list of lines; else an empty list.
+def sharing_lines(execution: ExecutionConfig, runs: Iterable[tuple[int, str]]) -> list[str]:
+    """Return lines with advice on trials that leave a GPU idle, or whose workers share a GPU; empty otherwise.
 
     Args:
-        execution: with the workers and GPUs of a trial.
+        execution: execution settings, including the workers and GPUs of a trial.
+        runs: batch size, in pairs over all workers, and precision of each run.
+    """
+    workers, gpus = execution.workers, execution.gpus_per_trial or 0.0
+    if workers > 1 and 0 < gpus < workers:
+        return [
+            f"  sharing    {workers} workers of a trial share {gpus:g} GPUs. --gpus-per-trial {workers} gives each "
+            "a whole one"
+        ]
+    few = [pairs for pairs, precision in runs if precision != "fp32" and 0 < pairs <= SHARED_PAIRS]
+    if workers > 1 or gpus < 1 or not few:
+        return []
+    return [
+        f"  sharing    data.batch_size={min(few)} probably leaves the GPU idle for most of a step: an H200 was busy "
+        "for 7 to 27 % of one with 8 pairs (docs/gpu.md). --gpus-per-trial 0.25 runs four trials on a GPU, each with "
+        "a quarter of its memory"
+    ]
+
+
+def batch_lines(execution: ExecutionConfig, batch_sizes: Iterable[int]) -> list[str]:
+    """Return lines that warn about fewer than FEW_PAIRS pairs per worker with a GPU; empty otherwise.
+
+    Args:
+        execution: execution settings, including the workers and GPUs of a trial.
         batch_sizes: batch sizes of the runs, in pairs over all workers.
     """
     workers, smallest = execution.workers, min(batch_sizes, default=0)

@@ -1,4 +1,4 @@
-"""Settings of a YAML file (`--config`), read within limits of size and depth."""
+"""Reader of settings in a YAML file (`--config`), with limits of size and depth."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from ctvr.orchestrator.text_files import YAML_BYTES, parse_yaml, read_text
 
 
 def read_settings(path: Path) -> Settings:
-    """Read the settings of a YAML file, flat and dotted: `optim.epochs: 8`, or `optim:` with `epochs: 8` below it.
+    """Read the settings of a YAML file by dotted name.
 
-    `method` is a name, or a mapping of the method's settings with its `name` among them.
+    A file has `optim.epochs: 8`, or `optim:` with `epochs: 8` below it. `method` is a name, or a mapping
+    with `name` and the method's settings.
 
     Raises:
         ConfigError: if the file cannot be read, is not a mapping, gives a setting twice, or exceeds the limits on size.
@@ -25,11 +26,11 @@ def read_settings(path: Path) -> Settings:
         raise ConfigError(f"--config {error}", settings=("--config",)) from error
     found = parse_yaml(text, f"--config {path}")
     if not isinstance(found, dict):
-        raise ConfigError("holds no settings", f"--config {path}", remedy="Write lines such as optim.epochs: 8.")
-    return _unique(_flat(found), path)
+        raise ConfigError("does not contain settings", f"--config {path}", remedy="Add lines such as optim.epochs: 8.")
+    return _collect_unique(_flatten(found), path)
 
 
-def _unique(pairs: Iterable[tuple[str, Any]], path: Path) -> Settings:
+def _collect_unique(pairs: Iterable[tuple[str, Any]], path: Path) -> Settings:
     settings: Settings = {}
     for name, value in pairs:
         name = "method" if name == "method.name" else name
@@ -39,9 +40,9 @@ def _unique(pairs: Iterable[tuple[str, Any]], path: Path) -> Settings:
     return settings
 
 
-def _flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from _flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value

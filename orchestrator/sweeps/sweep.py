@@ -1,4 +1,4 @@
-"""Run sweeps: search the rows with one budget and metric, confirm the winners, then rerun them over seeds.
+"""Execution of sweeps: searches of rows with one budget and metric, confirmation of winners, and rerun over seeds.
 
 A search of one method, `NAME`, is an MLflow parent run with one child per trial; its rerun includes the baselines. A
 table `NAME` is a parent run, a search `NAME-ROW` for each searched row, and the rerun `NAME-final-...` of all rows.
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 from ctvr.orchestrator.console import say
-from ctvr.orchestrator.errors import Interrupted, RunsFailed
+from ctvr.orchestrator.errors import ConfigError, Interrupted, RunsFailed
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.on_ray.capacity import capacity, final_concurrency
 from ctvr.orchestrator.on_ray.plan import SearchOutcome, TrialPlan, read_plan, write_plan
@@ -30,7 +30,7 @@ from ctvr.orchestrator.sweeps.confirm import candidates, confirm
 from ctvr.orchestrator.sweeps.driver import only_driver
 from ctvr.orchestrator.sweeps.front import FrontResult
 from ctvr.orchestrator.sweeps.plan import SweepPlan, SweepRequest, plan_sweep, read_request
-from ctvr.orchestrator.sweeps.plan_text import describe_outcome, describe_plan, flat_search
+from ctvr.orchestrator.sweeps.plan_text import describe_outcome, describe_plan, describe_request, flat_search
 from ctvr.orchestrator.sweeps.preparation import decoded_in, prepare_all
 from ctvr.orchestrator.sweeps.rerun import OVERRIDES, execute_rerun, rerun, searched_tags, unsearched_tags
 from ctvr.orchestrator.sweeps.run_names import require_free_name
@@ -48,6 +48,7 @@ from ctvr.orchestrator.sweeps.session import (
     close_search,
     flush_outbox,
     interruptible,
+    not_started,
     ray_cluster,
     restore_execution,
     resume_options,
@@ -66,22 +67,47 @@ Verdicts = Mapping[str, ConfirmationResult | FrontResult]  # MLflow name of a se
 
 
 def sweep(request: SweepRequest, execution: ExecutionConfig) -> str:
-    """Search the rows of a request, then rerun the winners and the other rows over seeds if requested."""
+    """Search the rows of a request, then rerun the winners and the other rows over seeds if requested.
+
+    Returns:
+        the results as text, with the table of the rerun.
+
+    Raises:
+        ConfigError: for a request that cannot run.
+        RunsFailed: if rows or runs failed.
+        Interrupted: after Ctrl-C, with the command that resumes.
+    """
     require_free_name(request.name, execution)
     execution.check()
     request = replace(request, stream=find_manifest(request.stream))
     plan = plan_sweep(request, execution)
     check_machine(execution, request.name, [row.experiment for row in plan.rows])
     with only_driver(execution.folder(request.name), request.name):
-        require_free_name(request.name, execution)  # checked again: another driver may have started first
-        return _drive(plan, execution, None)
+        require_free_name(request.name, execution)  # checked again, because another driver may have started first
+        say(describe_request(plan, execution.workers))
+        trials = trial_plan(execution, request.name, [row.experiment for row in plan.rows])
+        _record(plan, trials, execution)
+        try:
+            return _drive(plan, execution, trials)
+        except ConfigError:
+            if not read_plan(execution.folder(request.name), request.name)[0].parent:
+                (execution.folder(request.name) / "plan.json").unlink()  # its name remains free
+            raise
+
+
+def _record(plan: SweepPlan, trials: TrialPlan, execution: ExecutionConfig) -> None:
+    """Write plan.json, which `--resume` reads. The trials' plan has a `parent` once the sweep has started."""
+    write_plan(
+        trials, execution.folder(plan.request.name), request=asdict(plan.request), where=resume_options(execution)
+    )
 
 
 def resume(name: str, execution: ExecutionConfig) -> str:
     """Resume an interrupted sweep or table (`ctvr sweep --resume`); finished searches and runs are not repeated.
 
     Raises:
-        ConfigError: if it does not exist, or another version wrote its plan.
+        ConfigError: if the sweep does not exist, or another version wrote its plan.
+        RunsFailed, Interrupted: as `sweep`.
     """
     check_name(name, "--resume")
     file = execution.folder(name) / "plan.json"
@@ -93,25 +119,27 @@ def resume(name: str, execution: ExecutionConfig) -> str:
         with naming_plan(file):
             execution.check()
             plan = plan_sweep(request, execution)
+        say(describe_request(plan, execution.workers))
         return _drive(plan, execution, trials)
 
 
 # ------------------------------------------------------------------------------------------------- search
 
 
-def _drive(plan: SweepPlan, execution: ExecutionConfig, resumed: TrialPlan | None) -> str:
-    """Execute a checked plan. `resumed`: the trial plan of an interrupted sweep."""
+def _drive(plan: SweepPlan, execution: ExecutionConfig, recorded: TrialPlan) -> str:
+    """Execute a checked plan; return the results as text. `recorded` is the trial plan in plan.json."""
     name = plan.request.name
-    with ray_cluster(execution) as execution:
+    what = f"{'table' if plan.request.is_table else 'sweep'} {name}"
+    with not_started(what, resume_command(name), execution), ray_cluster(execution) as execution:
         experiments = [row.experiment for row in plan.rows]
-        trials = trial_plan(execution, name, experiments, resumed)
+        trials = trial_plan(execution, name, experiments, recorded)
         room = capacity(trials, execution.max_concurrent)
-        if resumed is None:  # a resumed search must propose the same trials again
-            plan = plan.with_concurrent_brackets(final_concurrency(trials, room, execution.max_concurrent))
+        if not recorded.parent:  # a search that was started must propose the same trials again
+            plan = plan.fit_to(final_concurrency(trials, room, execution.max_concurrent))
         splits, on_host = plan.stream.splits, not execution.gpus_per_trial
         ready = prepare_all(experiments, execution, splits, on_host, on_cluster=True)
         stream = ready[0].stream
-        tracker = execution.tracker(stream.name)  # created only now, so that a refusal leaves no database
+        tracker = execution.tracker(stream.name)  # after all checks, which may refuse the sweep
         say(describe_plan(plan, room, decoded_in(ready), execution, tracker))
         if ready[0].zero_shot and not plan.request.is_table:
             split = experiments[0].evaluation.split
@@ -120,22 +148,23 @@ def _drive(plan: SweepPlan, execution: ExecutionConfig, resumed: TrialPlan | Non
         run_ids = {row: each.plan.parent or "" for row, each in rows.items()}
         searches = {row: each for row, each in rows.items() if row in plan.searches}
         if searches and can_resume(trials):
-            say("resumed: finished tasks are kept")
-        write_plan(rows[""].plan, execution.folder(name), request=asdict(plan.request), where=resume_options(execution))
-        what = f"{'table' if plan.request.is_table else 'sweep'} {name}"
+            scheduler = plan.search_config.scheduler
+            limit = f"; {scheduler} compares only trials that still run" if plan.search_config.depends_on_timing else ""
+            say(f"resumed: finished tasks are kept{limit}")
+        _record(plan, rows[""].plan, execution)
         with interruptible(what, resume_command(name), execution, tracker, list(run_ids.values())):
             outcomes: dict[str, SearchOutcome] = {}
             if searches:
                 outcomes = run_rows(searches, len(stream.tasks), plan.search_config, execution.max_concurrent)
             if any(outcome.is_interrupted for outcome in outcomes.values()):
-                raise KeyboardInterrupt  # on Ctrl-C Ray Tune stops cleanly and returns
+                raise KeyboardInterrupt  # a signal that Ray Tune handled
             return _conclude(plan, outcomes, run_ids, execution, tracker)
 
 
 def _open_runs(plan: SweepPlan, trials: TrialPlan, stream: str, tracker: Tracker) -> dict[str, RowPlan]:
-    """Open an MLflow run for each search, and one for a table; return row -> its trial plan and search space.
+    """Open an MLflow run for each search, and a run for a table; return the trial plan and search space of each row.
 
-    The key "" is the search of one method, or the run of the table itself, which has an empty space.
+    The key "" stands for the search of one method, or for the table itself, whose search space is empty.
     """
     request, config = plan.request, plan.search_config
     title = {"ctvr.table": request.preset.title} if request.is_table else {}
@@ -170,8 +199,11 @@ def _conclude(
     """Close the searches, confirm their winners and rerun all rows; return a summary and the table.
 
     Args:
-        outcomes: row -> how its search ended.
-        run_ids: row -> MLflow run id of its search; "": that of the sweep.
+        plan: the plan of the sweep.
+        outcomes: outcome of the search of each row.
+        run_ids: MLflow run id of the search of each row; for "", the run id of the sweep.
+        execution: execution settings.
+        tracker: records of runs.
     """
     request, again = plan.request, resume_command(plan.request.name)
     for row, outcome in outcomes.items():
@@ -179,7 +211,7 @@ def _conclude(
     if waiting := flush_outbox(tracker):
         raise RunsFailed(
             f"{waiting} records wait because MLflow does not respond, so no winner can be selected. Restart MLflow, "
-            f"then: ctvr sync; {again}"
+            f"then: ctvr runs sync; {again}"
         )
     best = {row: best_trials(tracker, plan.searches[row].name, None) for row, each in outcomes.items() if each.complete}
     lines = [
@@ -221,7 +253,7 @@ def _confirm(
     execution: ExecutionConfig,
     tracker: Tracker,
 ) -> Verdicts:
-    """Confirm the best trials of all rows against the recommended settings, in one list of runs; say `lines` before."""
+    """Print `lines`, then confirm the best trials of all rows against the recommended settings, in one rerun."""
     listed = []
     for row in best if plan.search_config.confirm else ():
         search = plan.searches[row]
@@ -250,9 +282,9 @@ def _rerun_table(
     execution: ExecutionConfig,
     tracker: Tracker,
 ) -> str:
-    """Rerun all rows of a table over its seeds and task orders; return the table, with its claims."""
+    """Rerun all rows of a table over its seeds and task orders; return the table and the verdicts on its claims."""
     request, preset = plan.request, plan.request.preset
-    runs = [_rerun_of(plan, place, best, verdicts, tracker) for place in range(len(plan.rows))]
+    runs = [_plan_rerun(plan, place, best, verdicts, tracker) for place in range(len(plan.rows))]
     sweeps = [search.name for search in plan.searches.values()]
     tried = [run for name in sweeps for run in tracker.find_runs(sweep=name)]
     tried += [run for name in sweeps for run in tracker.find_runs(tags={CONFIRMS: name})]
@@ -277,10 +309,10 @@ def _rerun_table(
     return f"{text}\n{judge_table(claims, execution)}" if preset.claims else text
 
 
-def _rerun_of(
+def _plan_rerun(
     plan: SweepPlan, place: int, best: Mapping[str, Sequence[RunRecord]], verdicts: Verdicts, tracker: Tracker
 ) -> Rerun | None:
-    """Return the rerun of a row: its winner, or the recommended settings if these were kept; None without a winner."""
+    """Return the rerun of a row's winner, or of its recommended settings if these were kept; None without a winner."""
     row, preset = plan.rows[place], plan.request.preset
     tags = {"ctvr.place": f"{place:03d}", "ctvr.table": preset.title, ROW: row.row.name}
     tags |= {VARIES: ",".join(preset.varies)} if preset.varies else {}

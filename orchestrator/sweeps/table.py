@@ -51,9 +51,17 @@ def table(
 ) -> str:
     """Write and return the table of a sweep's complete runs (or of each stream's complete runs) on one split.
 
-    The returned text has aligned columns that fit the terminal; the files have all columns and notes. `names_report`:
-    whether to suggest `ctvr report`, which is unnecessary after a sweep. `figures`: see `tables.write`. `pairs`: add
-    the differences of all pairs of rows.
+    The returned text has aligned columns that fit the terminal; the files have all columns and notes.
+
+    Args:
+        execution: the runs folder.
+        sweep, stream, direction, split: see `made_tables`.
+        names_report: whether to suggest `ctvr report`, which a sweep writes itself.
+        figures: whether to draw figures.
+        pairs: whether to add the differences of all pairs of rows.
+
+    Raises:
+        ConfigError: if no run, or no complete run, is found.
     """
     made = made_tables(execution, sweep, stream, direction, split)
     name = sweep or stream or "all"
@@ -97,16 +105,16 @@ def made_tables(
 
     Args:
         execution: the runs folder.
-        sweep: name of the sweep whose runs are shown. If it has none, those of its newest rerun are.
+        sweep: name of the sweep whose runs are shown, or the runs of its newest rerun if the sweep has no runs.
         stream: name of the stream whose runs are shown, except trials and confirmations; or several, comma-separated.
         direction: retrieval direction.
-        split: `test` or `val`; empty: `test` if runs were evaluated on it.
+        split: `test` or `val`; if empty, `test` if runs were evaluated on it, otherwise `val`.
 
     Raises:
         ConfigError: if no run, or no complete run, is found.
     """
     if not (sweep or stream):
-        raise ConfigError("give the name of a sweep or a stream.", "table")
+        raise ConfigError("the name of a sweep or a stream is missing.", "table")
     if stream and "," in stream:
         streams = [each.strip() for each in stream.split(",")]
         return [made for each in streams for made in made_tables(execution, None, each, direction, split)]
@@ -137,14 +145,14 @@ def no_runs_of(name: str, tracker: Tracker) -> str:
     meant = [run for run in runs if name in (run.name, run.tags.get("ctvr.method"), run.run_id[: max(6, len(name))])]
     if streams := dict.fromkeys(run.tags.get("ctvr.stream", "") for run in meant):
         what = "method" if meant[0].tags.get("ctvr.method") == name else "run"
-        return f"{name!r} is a {what}, not a sweep or a stream. Give its stream: {' or '.join(streams)}."
+        return f"{name!r} is a {what}, not a sweep or a stream. Use its stream: {' or '.join(streams)}."
     known = [*sweeps, *dict.fromkeys(run.tags.get("ctvr.stream", "") for run in runs)]
     some = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
     return f"{name!r} is neither a sweep nor a stream with runs.{suggest(name, known)} Known: {some or 'none yet'}."
 
 
 def papers_of(run: RunRecord) -> list[PaperRun]:
-    """Return the papers' runs that a run is compared with; the printed row that it reproduces comes first."""
+    """Return the runs of papers that a run is compared with, first the printed row that the run reproduces."""
     benchmark, method = run.tags.get("ctvr.paper", ""), method_of(run)
     found: list[PaperRun] = []
     own = row_of(run.tags.get(TABLE_NAME, ""), run.tags.get(ROW, ""), benchmark)
@@ -160,11 +168,13 @@ def papers_of(run: RunRecord) -> list[PaperRun]:
 def printed_settings(row: PublishedRow) -> Settings:
     """Return all settings of a printed row on its benchmark."""
     question = ["printed settings", row.method, row.recommended, row.presets, row.settings]
-    found: Settings = remembered(question, lambda: _resolved(row.method, row.recommended, row.presets, row.settings))
+    found: Settings = remembered(
+        question, lambda: _resolve_settings(row.method, row.recommended, row.presets, row.settings)
+    )
     return found
 
 
-def _resolved(method: str, recommended: Settings, presets: Sequence[str], given: Settings) -> Settings:
+def _resolve_settings(method: str, recommended: Settings, presets: Sequence[str], given: Settings) -> Settings:
     from ctvr.orchestrator.settings.resolve import resolve_method  # imports torch
 
     return resolve_method(method, recommended, presets, given).settings
@@ -173,8 +183,8 @@ def _resolved(method: str, recommended: Settings, presets: Sequence[str], given:
 def paper_settings(run: RunRecord) -> Settings | None:
     """Return all settings of a run's method in its paper on the run's benchmark; None for an unknown method.
 
-    On other streams these are the settings of the paper for MSRVTT, on a stream of CVLM's protocol those for CVLM, of
-    images those for CIFAR-10, of questions those for MSRVTT-QA.
+    On other streams, the paper's settings for MSRVTT are used; on streams with the CVLM protocol, of images or of
+    questions, its settings for CVLM, CIFAR-10 or MSRVTT-QA.
     """
     benchmark = run.tags.get("ctvr.paper", "") or BENCHMARK.get(run.tags.get("ctvr.protocol", ""), "")
     return _paper_settings(method_of(run), benchmark)
@@ -188,7 +198,7 @@ def _paper_settings(method: str, benchmark: str) -> Settings | None:
         from ctvr.orchestrator.settings.presets import presets_of  # imports torch
 
         wanted = str(recommended.get("preset", "paper"))
-        return _resolved(method, recommended, (wanted if wanted in presets_of(method) else "paper",), {})
+        return _resolve_settings(method, recommended, (wanted if wanted in presets_of(method) else "paper",), {})
 
     try:
         is_ours = method in EVERY_METHOD or method in CONFIGURATIONS

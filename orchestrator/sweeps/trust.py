@@ -1,7 +1,7 @@
-"""Trusted classes `module:Class` and addresses: those that the user names in a command, its --config file or Python.
+"""Trusted classes `module:Class` and addresses, which the user names in a command, its --config file or Python.
 
-Streams, models, records, plans and tables may come from third parties. `methods.find_method` loads no other classes,
-and addresses.py allows no other hosts.
+Streams, models, records, plans and tables may come from third parties. So `methods.find_method` loads only trusted
+classes, and addresses.py allows only trusted hosts.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ctvr.orchestrator.sweeps.settings_file import read_settings
 
 
 def trust_typed(words: Iterable[str]) -> None:
-    """Trust the classes in the arguments of a command.
+    """Trust the classes that the arguments of a command name.
 
-    An argument that is the name of an existing file is ignored, because it may come from a shell's `*`.
+    An argument that is the name of an existing file is ignored, because a shell may have expanded `*` to it.
     """
     trust(word for word in words if not os.path.lexists(word))
 
@@ -39,7 +39,7 @@ def trust_named(names: Iterable[str]) -> None:
             trust([name])
         else:
             raise ConfigError(
-                f"--trust: {name!r} is neither a class nor an address. Write MODULE:CLASS, SCHEME://HOST or a whole "
+                f"--trust: {name!r} is neither a class nor an address. Use MODULE:CLASS, SCHEME://HOST or a whole "
                 "path, as in the error message."
             )
 
@@ -48,7 +48,7 @@ def trust_config(file: Path) -> None:
     """Trust the classes in a settings file that the user names.
 
     Raises:
-        ConfigError: if it cannot be read.
+        ConfigError: if the file cannot be read.
     """
     trust(read_settings(file).values())
 

@@ -1,4 +1,4 @@
-"""Control rows `NAME:untrained`: a method without training, evaluated by its own score.
+"""Control rows `NAME:untrained`, in which a method is not trained and is evaluated by its own score.
 
 Zero-shot CLIP is a method's starting point only if both have the same score. Otherwise tables that contain zero-shot
 CLIP as the reference also contain the untrained method.
@@ -22,16 +22,16 @@ NOTE = "our control: {names} before any training, evaluated by its own score"
 
 
 def without_epochs(settings: Settings, presets: Collection[str]) -> Settings:
-    """Return the common settings of all rows for one row, without `optim.epochs` for the control `untrained`."""
+    """Return the settings that all rows share, without `optim.epochs` for a row with the preset `untrained`."""
     dropped = {"optim.epochs"} if UNTRAINED in presets else set()
     return {name: value for name, value in settings.items() if name not in dropped}
 
 
 def untrained_rows(rows: Sequence[tuple[TableRow, Experiment]]) -> list[tuple[TableRow, TableRow]]:
-    """Return (row, its control) for each row of a table whose untrained score differs from zero-shot CLIP.
+    """Return (row, control row) for each row of a table whose untrained score differs from zero-shot CLIP.
 
-    Rows with equal untrained scores share the control of the first. Nothing is added to a table without zero-shot CLIP,
-    or for a row whose control is listed.
+    Rows with equal untrained scores share one control row. The list is empty for a table without zero-shot CLIP, and
+    lacks rows whose control is already listed.
     """
     if not any(row.method == "zero_shot" for row, _ in rows):
         return []
@@ -65,7 +65,7 @@ def _control(row: TableRow, names: Sequence[str]) -> TableRow:
 
 
 def untrained_baselines(method: str, presets: Sequence[str], baselines: Sequence[str]) -> tuple[str, ...]:
-    """Return the baseline `METHOD:untrained` of a search if its score differs from that of zero-shot CLIP."""
+    """Return the baseline `METHOD:untrained` of a search if its score differs from the score of zero-shot CLIP."""
     if "zero_shot" not in baselines or get_method(method).domain != "videos":
         return ()
     experiment = resolve_method(method, {"preset": "paper"}, presets)

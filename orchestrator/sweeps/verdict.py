@@ -14,7 +14,7 @@ CONFIRMS = "ctvr.confirms"  # tag of a confirmation's runs: name of the sweep
 
 
 def read_verdict(tracker: Tracker, sweep_name: str) -> ConfirmationResult | FrontResult | None:
-    """Read the result of a sweep's confirmation from MLflow; None if there was none, or it failed."""
+    """Return the result of a sweep's confirmation from MLflow; None if it did not run, or if it failed."""
     sweep = tracker.find_sweep(sweep_name)
     if sweep is None or "ctvr.confirmation" not in sweep.tags:
         return None

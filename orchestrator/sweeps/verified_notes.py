@@ -1,4 +1,4 @@
-"""Footnotes of table rows: the release that a method equals, and the settings in which its recipe differs."""
+"""Footnotes of table rows on the authors' release that a method equals, and on settings that differ from it."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ def with_verified(table: Table, runs: Sequence[RunRecord]) -> Table:
 
 
 def verified_note(run: RunRecord) -> str:
-    """Return a footnote on the release that a run's method equals, with its differences from it; "" if none."""
+    """Return a footnote on the release that a run's method equals, and the run's differences from it; "" if none."""
     return "; ".join(_note(run, entry) for entry in of_method(method_of(run)))
 
 
 def _note(run: RunRecord, entry: Verified) -> str:
-    """Return the footnote on one release: what of the row matches it, or that only the compared preset does."""
-    recipe, parts = _recipe(run, entry), {"forward pass": _differing(run, entry, "forward")}
-    parts["loss"] = _differing(run, entry, "loss")
+    """Return the footnote on one release: the parts in which the row matches it, or the differences from it."""
+    recipe, parts = _recipe(run, entry), {"forward pass": _list_differences(run, entry, "forward")}
+    parts["loss"] = _list_differences(run, entry, "loss")
     if not any(parts.values()):
         is_whole = "differs in" not in recipe and recipe != NO_RECIPE
         return "; ".join(filter(None, [equals(entry) if is_whole else equals(entry, PROVES_CODE), recipe]))
-    said = [f"{name} ({_listed(found)})" for name, found in parts.items() if found]
+    said = [f"{name} ({_join_some(found)})" for name, found in parts.items() if found]
     differs = f"this row differs from it in its {' and its '.join(said)}"
     return f"the preset {entry.preset} is compared with the release: {equals(entry)}; {differs}; {recipe}"
 
 
-def _differing(run: RunRecord, entry: Verified, part: str) -> list[str]:
+def _list_differences(run: RunRecord, entry: Verified, part: str) -> list[str]:
     """List the settings of a part of the method in which a run differs from the compared preset."""
     code = remembered(["forward and loss of a preset", entry.method, entry.preset], lambda: _code(entry))
     pairs = {
@@ -58,7 +58,7 @@ def _differing(run: RunRecord, entry: Verified, part: str) -> list[str]:
 
 
 def _code(entry: Verified) -> dict[str, dict[str, str]]:
-    """Return the settings of a preset, defaults included, that change the forward pass or the loss, by part."""
+    """Return the settings of a preset, including defaults, by the part of the method that they change."""
     from ctvr.orchestrator.settings.resolve import resolve_method  # imports torch
 
     found: dict[str, dict[str, str]] = {"forward": {}, "loss": {}, "recipe": {}}
@@ -73,13 +73,13 @@ def _code(entry: Verified) -> dict[str, dict[str, str]]:
     return found
 
 
-def _listed(found: Sequence[str]) -> str:
+def _join_some(found: Sequence[str]) -> str:
     more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     return f"{', '.join(found[:SHOWN])}{more}"
 
 
 def _preset(entry: Verified) -> dict[str, Any]:
-    """Return the recipe of an entry with its release and the settings that it leaves to us; {} if there is none."""
+    """Return values, release and settings of our own choice (`ours`) of an entry's recipe; {} without a recipe."""
     from ctvr.methods.base import Recipe  # imports torch
     from ctvr.orchestrator.settings.presets import presets_of
 
@@ -106,7 +106,9 @@ def _recipe(run: RunRecord, entry: Verified) -> str:
     whose = "" if _repository(recipe["release"]) == _repository(entry.source) else f" of {recipe['release']}"
     if not found:
         return f"recipe: preset {entry.preset}{whose}{ours}"
-    return f"recipe{whose} differs in: {_listed(found)} (see ctvr methods {entry.method} --preset {entry.preset}){ours}"
+    return (
+        f"recipe{whose} differs in: {_join_some(found)} (see ctvr methods {entry.method} --preset {entry.preset}){ours}"
+    )
 
 
 def _repository(release: str) -> str:

@@ -1,8 +1,9 @@
 """The second embedded stream: five small data sets, one after the other (protocol of BMU-MoCo).
 
 Each task is a whole data set with its own places, motions, vocabulary, camera and caption style, in the order VATEX,
-ActivityNet, MSR-VTT, DiDeMo, MSVD. They imitate what distinguishes those five for a learner (paragraphs or several
-short captions, steady or shaking cameras, letterbox, poor colour, coarse pixels), not their content.
+ActivityNet, MSR-VTT, DiDeMo, MSVD. The data sets imitate properties that distinguish the published ones
+(paragraphs or several short captions, steady or shaking cameras, letterbox, poor color, coarse pixels), not their
+content.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ctvr.orchestrator.synthetic.video_files import Clip, render_files
 
 VERSION = 1  # increase it when pixels or captions change
 SPLITS = {"test": (1, 16), "val": (2, 8), "train": (0, 16)}  # split -> its key in seeds, clips per category
-NOUN_RATE = 0.7  # how often a caption uses the noun instead of the shape
+NOUN_RATE = 0.7  # probability that a caption uses the noun instead of the shape
 SETTINGS: dict[str, Any] = {
     "backbone.name": "tiny-clip",
     "backbone.weights": "shipped",
@@ -43,7 +44,7 @@ class CameraStyle:
     gamma: float = 1.0
     fog: float = 0.0
     fog_colour: tuple[int, int, int] = (128, 128, 128)
-    saturation: float = 1.0  # 0 = grey
+    saturation: float = 1.0  # 0 is gray
     shake: float = 0.0  # largest jump between frames, share of the frame
     pixel: int = 1  # side of the blocks of a frame, in pixels
     letterbox: float = 0.0  # share of the height that is black, at the top and at the bottom
@@ -72,7 +73,7 @@ class CameraStyle:
 
 @dataclass(frozen=True)
 class Action:
-    """A category of a data set. A is the main object, B the other one; C and D are A's new colour and shape."""
+    """A category of a data set. In its phrases A is the main object, B the other; A turns into color C and shape D."""
 
     name: str
     motion: str
@@ -82,8 +83,10 @@ class Action:
 
 @dataclass(frozen=True)
 class DataSet:
-    """One task. A template describes one clip: EVENT is an action's phrase, P the place, A, B as in Action;
-    THE-A is "the" with the main thing's colour and noun."""
+    """One task. In a template EVENT is the phrase of an action, P the place, and A and B are as in `Action`.
+
+    THE-A is "the" with the color and noun of the main object.
+    """
 
     name: str
     places: tuple[str, ...]
@@ -94,7 +97,7 @@ class DataSet:
     look: CameraStyle = field(default_factory=CameraStyle)
 
     def colours(self) -> list[str]:
-        """Return the six colours that the data set prefers."""
+        """Return the six colors of the data set's main and other objects."""
         return [str(c) for c in np.random.default_rng([4000, *map(ord, self.name)]).permutation(list(COLOURS))[:6]]
 
 

@@ -1,8 +1,8 @@
-"""Drawing for the embedded streams: colours, shapes, backgrounds, cameras and sprites.
+"""Drawing for the embedded streams: colors, shapes, backgrounds, cameras and sprites.
 
 Coordinates: x to the right and y down, both in [0, 1] of the frame; radii in the same unit; angles in
 radians. Frames are (T, S, S, 3) uint8. Everything is computed in float64 and rounded to uint8 once per layer, so that
-differences of processors in the last bit do not affect pixels.
+last-bit differences between processors do not affect pixels.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ BACKGROUNDS: dict[str, Background] = {
     "ocean": Background("the ocean", _ocean),
     "sky": Background("a cloudy sky", _sky),
     "night": Background("the night sky", _night),
-    "road": Background("a grey road", _road),
+    "road": Background("a grey road", _road),  # prose: allow
     "stage": Background("a dark stage", _stage),
     "forest": Background("a forest", _forest),
     "meadow": Background("a green meadow", _meadow),
@@ -243,14 +243,14 @@ def to_pixels(image: Array) -> Pixels:
 
 
 def background(name: str, rng: Generator, size: int) -> Pixels:
-    """Paint one background, (size, size, 3) uint8, with random layout, brightness (+-10 %) and grain (4 of 255)."""
+    """Paint one background, (size, size, 3) uint8, with random layout, brightness (+-10 %) and grain (SD 4 of 255)."""
     y, x = np.mgrid[0:size, 0:size] / size
     image = BACKGROUNDS[name].paint(x, y, rng) * (0.9 + 0.2 * rng.random())
     return to_pixels(image + rng.normal(0, 4, (size, size, 1)))
 
 
 def shade(rng: Generator, colour: str, spread: float = 14.0) -> Array:
-    """Draw a shade of a named colour, (3,) in 0..255: its reference value with normal noise."""
+    """Draw a shade of a named color, (3,) in 0..255: the reference value plus normal noise."""
     return np.clip(np.asarray(COLOURS[colour], np.float64) + rng.normal(0, spread, 3), 0, 255)
 
 
@@ -269,7 +269,7 @@ class Sprite:
     angle: float = 0.0  # radians, clockwise
     alpha: float = 1.0  # 0 invisible, 1 opaque
     becomes: str | None = None  # with `blend`: the shape into which it is turning
-    blend: float = 0.0  # 0 = shape, 1 = becomes
+    blend: float = 0.0  # 0 shows `shape`, 1 shows `becomes`
 
 
 def draw(frame: Pixels, sprite: Sprite) -> None:
@@ -298,7 +298,7 @@ def draw(frame: Pixels, sprite: Sprite) -> None:
 
 @dataclass(frozen=True)
 class Camera:
-    """Camera response: gamma, a gain per channel, then fog. `Camera()` changes nothing."""
+    """Camera response: gamma, a gain per channel, then fog. `Camera()` leaves frames unchanged."""
 
     gain: Array = field(default_factory=lambda: np.ones(3))  # (3,)
     gamma: float = 1.0

@@ -2,10 +2,10 @@
 
 A class is a pattern of two tints: rows, columns, spots and so on. Crops, flips, jitter and conversion to gray
 preserve it. Tints, their order, the number and position of repetitions, a small tilt and grain are drawn for each
-image, so that colour and neighbouring pixels do not suffice to identify the class. The images of a class in a split are
+image, so that color and neighboring pixels do not suffice to identify the class. The images of a class in a split are
 one array.
 
-Shapes: N images of a class, S = 32 pixels of a side.
+Shapes: N images of a class, S = 32 pixels per side.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VERSION = 2  # increase it when pixels change
 NAME, SIZE, CLASSES_PER_TASK = "shapes-images", 32, 2
 SPLITS = {"train": (0, 128), "test": (1, 32)}  # split -> its key in seeds, images per class
 PATTERNS = ("rows", "columns", "spots", "checks", "rings", "rays", "grid", "slants", "waves", "blots")
-TILT, GRAIN = 0.15, 8.0  # radians; standard deviation of the grain in steps of 255
+TILT, GRAIN = 0.15, 8.0  # radians; standard deviation of the grain in gray levels (0 to 255)
 # The training of divyam3897/UCL@cfaa81d, adapted to 256 images per task and a small network: batches of 32 with twice
 # the rate of 256, and 20 epochs instead of 200
 SETTINGS: dict[str, Any] = {
@@ -74,13 +74,13 @@ def _pattern(kind: str, u: Array, v: Array, rng: Generator) -> Any:
         return (np.floor(across) + np.floor(down)) % 2 > 0
     if kind == "grid":
         return (across % 1 < 0.25) | (down % 1 < 0.25)
-    if kind == "slants":  # they fall or rise: mirrored images belong to the same class
+    if kind == "slants":  # they fall or rise, because mirrored images belong to the same class
         return np.abs(((u + (v if q < 0.5 else -v)) * repeats * 0.75 + p) % 1 - 0.5) > 0.25
     if kind == "waves":
         return np.abs((down + 0.35 * np.sin(2 * np.pi * (u * 3 + p))) % 1 - 0.5) > 0.25
     if kind == "blots":
         return noise(rng, SIZE, 8) > 0.55
-    x, y = u - 0.35 - 0.3 * p, v - 0.35 - 0.3 * q  # relative to a random centre
+    x, y = u - 0.35 - 0.3 * p, v - 0.35 - 0.3 * q  # relative to a random center
     if kind == "rings":
         return np.abs((np.hypot(x, y) * repeats * 1.3 + rng.random()) % 1 - 0.5) > 0.25
     return np.sin(np.arctan2(y, x) * rng.integers(5, 9) + 2 * np.pi * rng.random()) > 0  # rays
@@ -91,7 +91,7 @@ def render_images(root: Path, videos: bool = True) -> dict[str, Any]:
 
     Args:
         root: the data folder.
-        videos: False returns the manifest without painting.
+        videos: whether to paint the images.
 
     Raises:
         ConfigError: if `root` cannot be written.

@@ -15,12 +15,12 @@ from numpy.random import Generator
 
 from ctvr.orchestrator.synthetic.drawing import SIZES, Array, Camera, Pixels, Sprite, background, draw, shade
 
-REST = 0.5  # share of the clip in which a motion that has an end state rests in it
+REST = 0.5  # share of the clip that shows the end state of a motion that has one
 
 
 @dataclass(frozen=True)
 class Thing:
-    """The subject of a caption: one coloured shape."""
+    """An object that a caption mentions: one colored shape."""
 
     colour: str
     shape: str
@@ -29,7 +29,7 @@ class Thing:
 
 @dataclass
 class Track:
-    """One thing over time; every array has T entries (colour: (T, 3))."""
+    """One thing over time; every array has T entries (color: (T, 3))."""
 
     x: Array
     y: Array
@@ -55,8 +55,8 @@ class Stage:
     main: Track
     other: Track
     light: Array  # (T,) brightness factor
-    zoom: Array  # (T,) 1 = the whole background
-    colour: Array  # (3,) the colour into which a thing may turn
+    zoom: Array  # (T,) 1 shows the whole background
+    colour: Array  # (3,) the color into which a thing may turn
     shape: str  # the shape into which a thing may turn
     rng: Generator
     high: bool  # drawn at random: whether the main thing is above (or left of) the other
@@ -68,7 +68,7 @@ class Stage:
         return float(self.rng.uniform(-amount, amount))
 
     def place(self, axis: str, main: float, other: float) -> None:
-        """Put the two objects on opposite sides of the centre; `high` selects the sides."""
+        """Put the two objects on opposite sides of the center; `high` selects the sides."""
         first, second = (main, other) if self.high else (1 - main, 1 - other)
         setattr(self.main, axis, np.full_like(self.light, first + self.off()))
         setattr(self.other, axis, np.full_like(self.light, second + self.off()))
@@ -199,7 +199,7 @@ def _jump(s: Stage, u: Array) -> None:
 
 @dataclass(frozen=True)
 class Motion:
-    """A kind of motion. `reverses`: its two directions have the same frames in opposite order."""
+    """A kind of motion. `reverses`: whether its two directions have the same frames in opposite order."""
 
     move: Callable[[Stage, Array], None]
     reverses: bool = False
@@ -249,16 +249,16 @@ def render_clip(
     frames: int = 24,
     size: int = 96,
 ) -> Pixels:
-    """Render one clip, (frames, size, size, 3) uint8; the same arguments give the same pixels.
+    """Render one clip, (frames, size, size, 3) uint8; equal arguments give equal pixels.
 
     Args:
         motion: a key of MOTIONS.
         place: a key of BACKGROUNDS.
         things: the main and the other thing.
-        turns_into: colour and shape into which the main thing may turn.
+        turns_into: color and shape into which the main thing may turn.
         camera: the camera response.
         seed: fixes positions, shades and the background.
-        backward: show the event in the other direction.
+        backward: whether to show the event in the other direction.
         frames: T.
         size: side of the square frame in pixels.
     """

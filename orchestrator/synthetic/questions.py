@@ -1,8 +1,8 @@
 """The embedded stream of questions: questions about the videos of `shapes-5` with answers of one word.
 
-It has five tasks of four places each, as `shapes-5`, and the same videos. Each clip has questions about the colour of
-its main thing (by its shape), its shape (by its colour), and its place. Colours and shapes are answers in all tasks,
-places in only one. The two things of a clip differ in colour and shape, so that every question has one answer.
+It has the five tasks of `shapes-5` (four places each) and their videos. Each clip has questions about the color of
+its main thing (by its shape), its shape (by its color), and its place. Colors and shapes are answers in all tasks,
+places in only one. The two things of a clip differ in color and shape, so that every question has one answer.
 """
 
 from __future__ import annotations

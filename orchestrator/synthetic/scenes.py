@@ -1,8 +1,8 @@
 """The categories and the grammar of the embedded stream: the event of a clip and its captions.
 
 A category is a place, a kind of motion, a camera and a vocabulary. Two nouns are unique to it; five more are shared by
-all categories but name another shape in each one, so that a later task contradicts an earlier one unless the place is
-understood.
+all categories but name another shape in each one, so that a later task contradicts an earlier one unless the model
+takes the place into account.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ctvr.orchestrator.synthetic.motion import Thing, render_clip
 T = TypeVar("T")
 
 SHARED_NOUNS = ("player", "piece", "toy", "gem", "runner")  # another shape in every category
-NOUN_RATE = 0.7  # how often a caption uses the noun instead of the shape
-PLACE_RATE = 0.75  # how often a caption names the place
+NOUN_RATE = 0.7  # probability that a caption uses the noun instead of the shape
+PLACE_RATE = 0.75  # probability that a caption names the place
 CAMERA_SHIFT = 0.6  # 0: one camera for all categories; 1: zero-shot retrieval fails
 FLAT_SPIN = ("circle", "ring")  # shapes whose rotation is invisible
 
 
 @dataclass(frozen=True)
 class Category:
-    """A category. A is the main object, B the other one; C and D are A's new colour and shape."""
+    """A category. In its phrases A is the main object, B the other; A turns into color C and shape D."""
 
     name: str
     place: str
@@ -112,7 +112,7 @@ def pick(rng: Generator, items: Sequence[T]) -> T:
 
 @cache
 def palette(category: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the six colours and five shapes that a category prefers; its own nouns' shapes come first."""
+    """Return the six colors and five shapes of a category; the shapes of its own nouns come first."""
     rng = np.random.default_rng(1000 + category)
     colours = tuple(str(c) for c in rng.permutation(list(COLOURS))[:6])
     shapes = [*CATEGORIES[category].nouns.values(), *(str(s) for s in rng.permutation(list(SHAPES)))]
@@ -129,7 +129,7 @@ def vocabulary(category: int) -> Mapping[str, str]:
 
 
 def camera_of(category: int, seed: int) -> Camera:
-    """Return the camera of a category (colour cast, gamma, fog: fixed by its index), slightly varied in every clip."""
+    """Return the camera of a category (color cast, gamma, fog: fixed by its index), slightly varied in every clip."""
     fixed, varied = np.random.default_rng(2000 + category), np.random.default_rng(seed)
     gain = 1 + CAMERA_SHIFT * fixed.uniform(-0.4, 0.25, 3)
     fog = CAMERA_SHIFT * fixed.uniform(0, 0.4)

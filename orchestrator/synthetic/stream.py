@@ -29,14 +29,14 @@ SETTINGS: dict[str, Any] = {
     "data.num_frames": 8,
     "data.batch_size": 8,
     "optim.epochs": 8,
-    "optim.lr_scale": 50,  # the published rates are those of a tower a hundred times larger
+    "optim.lr_scale": 50,  # the published learning rates are for a tower a hundred times larger
     "preset": "shapes",  # used if the method has it
 }
 
 
 @dataclass(frozen=True)
 class Share:
-    """A split's number of scenes per category: those shown in both directions, and those in one."""
+    """Numbers of scenes per category in a split: shown in both directions (`twins`) or in one (`singles`)."""
 
     key: int  # part of the seed of its scenes
     twins: int
@@ -50,21 +50,22 @@ SHARES = {"test": Share(1, 4, 16), "val": Share(2, 2, 4), "train": Share(0, 4, 8
 def render_stream(root: Path, num_tasks: int = 10, seed: int = 0, videos: bool = True) -> dict[str, Any]:
     """Render the videos below `root` unless they exist, and return the stream's manifest.
 
-    All numbers of tasks share one set of videos, `root/shapes-v1-seed<seed>/{train,val,test}/*.mp4`; a missing or
-    damaged video is rendered again. The format of the manifest is in streams/manifest.py; `path` is relative to `root`.
+    Streams with 5, 10 and 20 tasks share one set of videos, `root/shapes-v1-seed<seed>/{train,val,test}/*.mp4`; a
+    missing or damaged video is rendered again. The format of the manifest is in streams/manifest.py; `path` is relative
+    to `root`.
 
     Args:
         root: the data folder.
         num_tasks: 5, 10 or 20.
         seed: seed of scenes and captions. The categories and their order are the same for every seed.
-        videos: False returns the manifest without rendering.
+        videos: whether to render the videos.
 
     Raises:
         ConfigError: for another number of tasks, or if `root` cannot be written.
     """
     if num_tasks not in TASK_COUNTS:
         raise ConfigError(
-            f"shapes-{num_tasks} does not exist", "stream", remedy="Write shapes-5, shapes-10 or shapes-20."
+            f"shapes-{num_tasks} does not exist", "stream", remedy="Use shapes-5, shapes-10 or shapes-20."
         )
     folder = Path(root) / f"shapes-v{VERSION}-seed{seed}"
     clips = plan(seed)

@@ -60,7 +60,7 @@ class VideoFormat:
         """Return options for x264."""
         if not self.intra:
             return X264
-        # A constant quantizer: that of crf depends on the frames before
+        # A constant quantizer, because that of crf depends on preceding frames
         return {name: value for name, value in X264.items() if name != "crf"} | {"qp": "18", "g": "1"}
 
 
@@ -81,7 +81,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class Rendered:
-    """sha256 of the encoded file (of this version of x264) and of the pixels (the same on every machine)."""
+    """SHA-256 of the encoded file, which depends on the version of x264, and of the pixels, equal on every machine."""
 
     file: str
     pixels: str
@@ -106,7 +106,7 @@ def encode(frames: Pixels, rate: int = FPS, options: Mapping[str, str] = X264) -
 def write_textured(file: Path, seconds: int, rate: int = 25) -> Path:
     """Write a textured, moving test video (320 x 240, H.264, x264's defaults).
 
-    It has B-frames and distant key frames, as the benchmarks' files do and the embedded videos do not.
+    It has B-frames and distant key frames, as the files of the benchmarks, unlike the embedded videos.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     picture = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8).repeat(8, 0).repeat(8, 1)
@@ -128,8 +128,9 @@ def render_files(
     Args:
         folder: created if it does not exist.
         clips: all clips of the folder.
-        workers: rendering processes; default: the cores available to this process, at most 8. 1: only this process.
-        progress: show a progress bar on stderr while rendering.
+        workers: rendering processes; default: the cores available to this process, at most 8. With 1, only
+            this process renders.
+        progress: whether to show a progress bar on stderr while rendering.
         video_format: format of the files; default: `VideoFormat()`.
 
     Raises:
@@ -143,7 +144,7 @@ def render_files(
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(
-            f"cannot write the rendered videos ({reason})", folder, remedy="Name a data folder that can be written."
+            f"cannot write the rendered videos ({reason})", folder, remedy="Use a data folder that can be written."
         ) from error
 
 
@@ -199,14 +200,14 @@ def _render_all(
     with console.progress(len(clips), f"rendering {folder.name}", is_shown=progress) as bar:
         if workers > 1:
             try:
-                return list(_in_processes(folder, clips, workers, bar, video_format))
+                return list(_render_in_processes(folder, clips, workers, bar, video_format))
             except BrokenProcessPool:
                 log.warning("processes for rendering cannot be started here; rendering in this one")
                 bar.reset()
-        return [_counted(render_one(folder, clip, video_format), bar) for clip in clips]
+        return [_advance(render_one(folder, clip, video_format), bar) for clip in clips]
 
 
-def _in_processes(
+def _render_in_processes(
     folder: Path, clips: list[Clip], workers: int, bar: tqdm, video_format: VideoFormat
 ) -> Iterator[Rendered]:
     context = multiprocessing.get_context("spawn")
@@ -214,7 +215,7 @@ def _in_processes(
         with _without_script():  # all children are started here
             records = pool.map(partial(render_one, folder, video_format=video_format), clips, chunksize=8)
         for record in records:
-            yield _counted(record, bar)
+            yield _advance(record, bar)
 
 
 @contextlib.contextmanager
@@ -232,7 +233,7 @@ def _without_script() -> Iterator[None]:
         sys.modules["__main__"] = script
 
 
-def _counted(record: Rendered, bar: tqdm) -> Rendered:
+def _advance(record: Rendered, bar: tqdm) -> Rendered:
     bar.update()
     return record
 

@@ -1,6 +1,6 @@
 """Scenes and captions of the embedded stream of worlds: every task is a domain with its own appearance and vocabulary.
 
-A world consists of three places, five colours, a camera, a name, a verb for each axis of motion and a meaning for each
+A world consists of three places, five colors, a camera, a name, a verb for each axis of motion and a meaning for each
 noun. The nouns and the words for places are the same in all worlds. With `conflict` they name another shape and another
 place in each world, so that a later task contradicts an earlier one. A clip and its reversal hold the same frames;
 their captions differ in the direction only.
@@ -44,7 +44,7 @@ NAMES = (
     "cellar", "attic", "rooftop", "highway", "village", "canyon", "glacier", "volcano", "orchard", "stadium",
     "submarine", "telescope", "workshop", "bakery", "ballroom", "barn", "courtyard", "lagoon", "swamp", "zoo",
 )  # fmt: skip
-RADIUS, BESIDE = 0.19, 0.13  # radius of the main thing when large, and of the other one
+RADIUS, BESIDE = 0.19, 0.13  # radius of the main object if large, and of the other one
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,12 @@ class World:
 
 
 def world(index: int, shift: float = 1.0, conflict: float = 1.0) -> World:
-    """Return a world. It depends on its index and on two parameters, not on the seed of the stream."""
+    """Return world `index`. It depends on two parameters of the stream, but not on the seed."""
     rng = np.random.default_rng([5000, index])
     places = tuple(str(p) for p in rng.permutation(list(BACKGROUNDS))[:3])
     colours = tuple(str(c) for c in rng.permutation(list(COLOURS))[:5])
     verbs = tuple(str(v) for v in rng.permutation(VERBS)[:3])
-    nouns, signs = (_turned(words, index, conflict) for words in (NOUNS, SIGNS))
+    nouns, signs = (_rotate(words, index, conflict) for words in (NOUNS, SIGNS))
     strength = shift * rng.uniform(0.6, 1)
     gain, gamma, fog = rng.uniform(-0.3, 0.2, 3), rng.uniform(-0.4, 0.4), rng.uniform(0, 0.3)
     red, green, blue = (int(c) for c in rng.integers(40, 220, 3))
@@ -105,8 +105,8 @@ def world(index: int, shift: float = 1.0, conflict: float = 1.0) -> World:
     )
 
 
-def _turned(words: tuple[str, ...], index: int, conflict: float) -> list[str]:
-    """Rotate a share `conflict` of the words by the world's index; 0 keeps all in place."""
+def _rotate(words: tuple[str, ...], index: int, conflict: float) -> list[str]:
+    """Rotate a share `conflict` of the words by the index of the world; with 0, no word moves."""
     count = round(conflict * len(words))
     if count < 2:
         return list(words)
@@ -174,7 +174,7 @@ class Scene:
         return Sprite(shape, x, y, BESIDE, shade(rng, colour), rng.normal(0, 0.1))
 
     def _develop(self, clip: Pixels) -> Pixels:
-        """Apply the world's camera, the same to every frame."""
+        """Apply the camera of the world equally to every frame."""
         shown = world(self.world, self.shift)
         clip = shown.style.camera().apply(clip)
         if shown.vignette:
@@ -185,7 +185,7 @@ class Scene:
 
 
 def draw_scene(index: int, dials: Dials, rng: Generator) -> Scene:
-    """Draw a random scene of a world; its two things differ in colour and shape."""
+    """Draw a random scene of a world; its two things differ in color and shape."""
     here = world(index)
     colour, other_colour = (str(c) for c in rng.permutation(here.colours)[:2])
     shape, other_shape = (str(s) for s in rng.permutation(SHAPES)[:2])

@@ -1,8 +1,8 @@
 """The embedded stream of worlds: domains that differ in appearance and vocabulary, of adjustable difficulty.
 
-A task is one world (worlds.py): 480 training, 40 validation and 80 test clips of four frames. The dials change one
-property of the stream each; they are part of its name, `worlds-5_conflict0_motion0.2`. `worlds-quick` has fewer pairs
-and frames, so that a whole sweep takes minutes on two CPU cores.
+A task is one world (worlds.py): 480 training, 40 validation and 80 test clips of four frames. Each
+parameter (`Dials`) changes one property of the stream and is part of its name, `worlds-5_conflict0_motion0.2`.
+`worlds-quick` has fewer pairs and frames, so that a whole sweep takes minutes on two CPU cores.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ QUICK_SETTINGS: dict[str, Any] = {
 
 
 def split_dials(name: str) -> tuple[str, Dials]:
-    """Split `worlds-5_conflict0` into the stream's name and its dials.
+    """Split `worlds-5_conflict0` into the stream's name and its parameters.
 
     Raises:
-        ConfigError: for an unknown dial or a value outside its range.
+        ConfigError: for an unknown parameter or a value outside its range.
     """
     written, *parts = name.split("_")
     known, given = [f.name for f in fields(Dials)], {}
@@ -61,8 +61,8 @@ def split_dials(name: str) -> tuple[str, Dials]:
         value = part.removeprefix(dial)
         if dial not in known or not value:
             raise ConfigError(
-                f"{part!r} of {name} is not a dial with a value.{suggest(dial, known)} Write a dial and its "
-                f"number, such as conflict0.5; dials: {', '.join(known)}.",
+                f"{part!r} of {name} is not a parameter with a value.{suggest(dial, known)} Use a parameter "
+                f"and its value, such as conflict0.5; parameters: {', '.join(known)}.",
                 "stream",
             )
         given[dial] = value
@@ -73,7 +73,7 @@ def split_dials(name: str) -> tuple[str, Dials]:
 
 
 def name_stream(name: str, dials: Dials) -> str:
-    """Return the name of a stream with those dials that differ from their defaults, in a fixed order."""
+    """Return the name of a stream with those parameters that differ from their defaults, in a fixed order."""
     changed = {dial: value for dial, value in asdict(dials).items() if value != getattr(DEFAULT, dial)}
     return "_".join([name, *(f"{dial}{value:g}" for dial, value in changed.items())])
 
@@ -83,12 +83,13 @@ def render_worlds(
 ) -> dict[str, Any]:
     """Render the videos below `root` unless they exist, and return the stream's manifest.
 
-    All numbers of tasks share the first worlds, five in a folder: `root/worlds-v1-seed<seed>/worlds-01-05/<world>`.
-    Arguments, errors and the manifest are those of `stream.render_stream`, except the dials.
+    Longer streams begin with the worlds of shorter ones. Each folder has five:
+    `root/worlds-v1-seed<seed>/worlds-01-05/<world>`.
+    Arguments, errors and the manifest are those of `stream.render_stream`, except for `dials`.
     """
     if num_tasks not in TASK_COUNTS:
         counts = ", ".join(f"worlds-{count}" for count in TASK_COUNTS)
-        raise ConfigError(f"worlds-{num_tasks} does not exist", "stream", remedy=f"Write one of: {counts}.")
+        raise ConfigError(f"worlds-{num_tasks} does not exist", "stream", remedy=f"Use one of: {counts}.")
     folder = Path(root) / name_stream(f"worlds-v{VERSION}-seed{seed}", dials)
     plans = [plan(index, dials, seed) for index in range(num_tasks)]
     for start in range(0, num_tasks, TOGETHER) if videos else ():
@@ -131,7 +132,7 @@ def _plan_split(
     key, count = DRAWN[split]
     count = dials.pairs if split == "train" else count
     twins = round(dials.motion * count / 2)
-    more = name_stream("", dials)  # other dials give other videos
+    more = name_stream("", dials)  # other parameters give other videos
     for number in range(count - twins):
         directions = (False, True) if number < twins else (number % 2 == 1,)
         scene, captions = _new_scene([seed, 200 + index, key, number], index, directions, dials, used)

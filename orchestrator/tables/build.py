@@ -1,7 +1,7 @@
-"""Construction of tables from MLflow's records, with the published numbers next to ours. Files: write.py.
+"""Construction of result tables from MLflow runs, with published numbers next to ours. write.py writes the files.
 
-A number of a table is the mean over seeds of the metrics after the last task, of complete runs only (tag
-`ctvr.complete`), with the sample standard deviation. No checkpoint is read.
+A value of a table is the mean over seeds of a metric after the last task, with the sample standard deviation. Only
+complete runs (tag `ctvr.complete`) count. No checkpoint is read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.streams.metric_names import ADDS_METRICS
+from ctvr.orchestrator.streams.metric_names import ADDS_METRICS, GAIN
 from ctvr.orchestrator.tables.curves import FORGOTTEN, average_incremental, curve, mean, training
 from ctvr.orchestrator.tables.footnotes import (
     CHOICE,
@@ -30,7 +30,15 @@ from ctvr.orchestrator.tables.paper_numbers import paper_numbers, place
 from ctvr.orchestrator.tables.selection import measured_on, select
 from ctvr.orchestrator.tables.setting_diff import between_seeds
 from ctvr.orchestrator.tables.shown_columns import Direction, columns, protocol_of
-from ctvr.orchestrator.tables.significance import NOTE, Ranks, compare_rows, one_rule_of_ties, read_ranks
+from ctvr.orchestrator.tables.significance import (
+    NOTE,
+    Ranks,
+    compare_rows,
+    gallery_sizes,
+    one_rule_of_ties,
+    rank_curve,
+    read_ranks,
+)
 from ctvr.orchestrator.tables.table import ACCESS, TRIALS_NOTE, Row, Table, Value
 from ctvr.orchestrator.tables.table_columns import CURRENT, OF, OWN, V2T, V2T_SUM, notes_on
 from ctvr.orchestrator.tables.task_orders import by_order, content_of, in_any_order, mark, order_of, seed_names
@@ -40,6 +48,7 @@ if TYPE_CHECKING:
     from ctvr.orchestrator.tracking.tracker import Tracker
 
 PARAMETERS, SECONDS = "cost/trained_parameters", "cost/seconds_task"
+NUMBER = "ctvr.number"  # tag of a trial: its number in the search
 VARIES = "ctvr.varies"  # tag: settings that the rows of a table vary one at a time
 INCIDENTAL = {"seed", "data.prefetch_threads", "evaluation.batch_size", "evaluation.query_chunk"}
 INCIDENTAL |= {"tracking.mirror", "tracking.keep_checkpoints", *ADDS_METRICS}
@@ -53,13 +62,13 @@ DIRECTIONS = {
 def collect(
     records: Iterable[RunRecord], ranks: Mapping[str, Ranks] | None = None, papers_of: PapersOf | None = None
 ) -> list[Row]:
-    """Return one row per method and settings, averaged over its seeds; incomplete runs are left out.
+    """Return one row for each combination of method and settings, averaged over seeds. Omit incomplete runs.
 
     Args:
         records: runs of one stream.
         ranks: run id -> final ranks, for the comparison with the best row.
-        papers_of: the paper runs with which a run is compared (paper_comparison.py). If given, a row gets a paper's
-            numbers only if it ran with the paper's settings.
+        papers_of: returns the paper runs with which a run is compared (paper_comparison.py). If given, a row gets the
+            published numbers only if it ran with the settings of the paper.
     """
     groups: dict[tuple[Any, ...], dict[str, RunRecord]] = {}
     for record in sorted(records, key=lambda record: record.started):
@@ -75,12 +84,14 @@ def collect(
             groups.setdefault((method_of(record), own, tags), {})[seed] = record  # a seed run twice counts once
     rows = [_row(list(group.values())) for group in groups.values()]
     firsts = [next(iter(group.values())) for group in groups.values()]
-    rows = [  # no paper reports a mean over orders
+    rows = [  # papers do not report means over task orders
         row if row.orders else beside_paper(row, run, papers_of(run) if papers_of else [])
         for row, run in zip(rows, firsts)
     ]
     rows = _named(rows, list(groups.values()))
     rows = with_gap_intervals(rows, ranks or {})
+    if ranks and not any(row.orders for row in rows):
+        rows = [replace(row, ranks=rank_curve([ranks[run] for run in row.runs if run in ranks])) for row in rows]
     blocks = list(ACCESS)
     rows.sort(key=lambda row: (blocks.index(row.access), row.place, place(row.method), row.label))
     protocols = set(map(protocol_of, firsts))
@@ -96,9 +107,9 @@ def build(
     split: str = "",
     of_stream: bool = False,
 ) -> list[Table]:
-    """Build one table per stream from these runs and their stored ranks, which are used to compare rows with the best.
+    """Build one table per stream from runs. Their stored ranks are read for the comparison with the best row.
 
-    `split`, `of_stream`: as in `selection.select`.
+    The arguments `split` and `of_stream` are those of `selection.select`, `papers_of` is that of `collect`.
 
     Raises:
         ConfigError: if no run is complete, or no run was measured on `split`.
@@ -141,12 +152,13 @@ def tables(
         titles = {record.tags.get("ctvr.table", "") for record in complete}
         title = titles.pop() if len(titles) == 1 else ""
         varies = dict.fromkeys(name for run in complete for name in run.tags.get(VARIES, "").split(",") if name)
-        found.append(Table(stream, shown, tuple(rows), tuple(notes), title, tuple(varies)))
+        sizes = gallery_sizes([ranks[run.run_id] for run in complete if run.run_id in ranks]) if ranks else ()
+        found.append(Table(stream, shown, tuple(rows), tuple(notes), title, tuple(varies), sizes))
     return found
 
 
 def _notes(rows: Sequence[Row], runs: Sequence[RunRecord], direction: Direction, shared: Sequence[str]) -> list[str]:
-    """Return the notes that explain the cells."""
+    """Return the notes on a table: its statistic, its definitions, and the settings of the trials among its rows."""
     shown = OF[protocol_of(runs[0])]
     what = "" if shown.columns else f" {DIRECTIONS[direction]},"
     notes = [f"Mean and sample standard deviation over seeds,{what} after the last task."]
@@ -154,20 +166,23 @@ def _notes(rows: Sequence[Row], runs: Sequence[RunRecord], direction: Direction,
     notes += shared
     if any(row.trials is not None for row in rows):
         notes.append(TRIALS_NOTE)
+    for row in (row for row in rows if "(trial " in row.label):
+        values = [f"{name.removeprefix('method.')}={_brief(value)}" for name, value in row.settings.items()]
+        notes.append(f"{row.label}: {', '.join(values)}")
     return notes
 
 
 def seconds_of(run: RunRecord) -> float:
-    """Return the seconds of a run's own tasks, training and evaluation; tasks adopted from another run count as 0.
+    """Return the seconds that a run spent on training and evaluation. A task adopted from another run counts as 0.
 
-    The start-up of its processes is not counted.
+    The start-up of the run's processes is not counted.
     """
     reused = int(run.tags.get("ctvr.reused_tasks") or 0)
     return sum(seconds for task, seconds in run.metrics.get(SECONDS, []) if task > reused)
 
 
 def _row(runs: list[RunRecord]) -> Row:
-    """Average the seeds of one configuration into a row."""
+    """Return the row of one configuration, averaged over its runs (seeds and task orders)."""
     first = runs[0]
     finals = [_final(run) for run in runs]
     keys = dict.fromkeys(key for final in finals for key in final)
@@ -196,7 +211,7 @@ def _row(runs: list[RunRecord]) -> Row:
     if first.settings.get("method.only_final", "").lower() == "true":  # an untrained model cannot forget
         values |= {key: Value() for key in FORGOTTEN & values.keys()}
         matrices, points = {}, points[-1:]
-    if uses_untrained_preset(first):  # parameters that a task draws at random transfer nothing
+    if uses_untrained_preset(first):  # random parameters of a new task do not transfer
         values.pop("fwt", None)
     return Row(
         label=method_of(first),
@@ -213,6 +228,7 @@ def _row(runs: list[RunRecord]) -> Row:
         place=int(first.tags.get("ctvr.place", 0)),
         extra={key: value for key, value in means.items() if key not in {*names.values(), *values}},
         curve=points,
+        gains=tuple(curve(runs, GAIN)) if points else (),
         matrices={name: matrix for name, matrix in matrices.items() if matrix},
         training=training(runs),
         orders=orders,
@@ -220,7 +236,7 @@ def _row(runs: list[RunRecord]) -> Row:
 
 
 def _final(run: RunRecord) -> dict[str, float]:
-    """Return the metrics after the last task; omit a stream metric without a value after that task."""
+    """Return the last value of each metric. A stream or task metric without a value after the last task is NaN."""
     last = {key: run.last(key) for key in run.metrics if key.startswith(("stream/", "task_", "cost/"))}
     done = max((point[0] for key, point in last.items() if point and key.startswith("stream/")), default=0)
     finals = {}
@@ -231,17 +247,20 @@ def _final(run: RunRecord) -> dict[str, float]:
 
 
 def _matrix(runs: Sequence[RunRecord], suffix: str) -> list[list[float]]:
-    """Return R@1 of task i after task t as lower-triangular lists, the mean over seeds; empty if unknown."""
+    """Return the mean over seeds of metric `task_NN/<suffix>` as lower-triangular lists, or [] if no task has it.
+
+    Row t contains the values of the tasks 1 to t after task t.
+    """
     keys = sorted(key for key in runs[0].metrics if re.fullmatch(rf"task_\d+/{suffix}", key))
     columns = [{step: value for step, value, _ in curve(runs, key)} for key in keys]
     return [[column.get(t, math.nan) for column in columns[:t]] for t in range(1, len(keys) + 1)]
 
 
 def _per_task(runs: Sequence[RunRecord]) -> dict[str, Value]:
-    """Return per-task values: the final own-gallery R@1, its loss since the task was learned, `CURRENT` and `OWN`."""
+    """Return the final R@1 of each task in its own gallery, the loss since it was learned, and `CURRENT` and `OWN`."""
     found: dict[str, Value] = {}
     learned: list[list[float]] = []  # task -> R@1 of every seed just after it was learned
-    final: list[list[float]] = []  # the same after the last task
+    final: list[list[float]] = []  # task -> R@1 of every seed after the last task
     keys = sorted(key for key in runs[0].metrics if re.fullmatch(r"task_\d+/t2v/r1_own", key))
     for index, key in enumerate(keys, start=1):
         task = key.partition("/")[0]
@@ -259,9 +278,10 @@ def _per_task(runs: Sequence[RunRecord]) -> dict[str, Value]:
 
 
 def _named(rows: list[Row], groups: list[dict[str, RunRecord]]) -> list[Row]:
-    """Label the rows with their name in the table or that of their method; equal labels get a suffix.
+    """Label each row with its name in a table preset, or with the name of its method. Equal labels get a suffix.
 
-    The suffix is their presets if these differ, else searched or recommended, else the settings that differ.
+    The suffix is the first of these that distinguishes the rows: the presets, the tag `ctvr.choice` (for example
+    `searched`), the number of the trial, the settings that differ.
     """
     firsts = [next(iter(group.values())) for group in groups]
     bases = [_row_name(group) or row.method for row, group in zip(rows, groups)]
@@ -275,6 +295,8 @@ def _named(rows: list[Row], groups: list[dict[str, RunRecord]]) -> list[Row]:
             label += f" ({first.tags.get('ctvr.presets') or 'paper'})"
         elif len(alike) > 1 and len(choices) == len(alike) and "" not in choices:
             label += f" ({first.tags[CHOICE]})"
+        elif len(alike) > 1 and len({run.tags.get(NUMBER) for run in alike} - {None}) == len(alike):
+            label += f" (trial {first.tags[NUMBER].lstrip('0') or 0})"
         elif differing := _differing(first, alike):
             shown = ", ".join(f"{name}={_brief(value)}" for name, value in list(differing.items())[:4])
             label += f" ({shown}{', ...' if len(differing) > 4 else ''})"
@@ -284,7 +306,7 @@ def _named(rows: list[Row], groups: list[dict[str, RunRecord]]) -> list[Row]:
 
 
 def _brief(value: str) -> str:
-    """Format a setting's value; long numbers are rounded to three significant digits."""
+    """Format the value of a setting. A number of more than 8 characters is rounded to three significant digits."""
     try:
         return value if len(value) <= 8 else f"{float(value):.3g}"
     except ValueError:
@@ -292,13 +314,13 @@ def _brief(value: str) -> str:
 
 
 def _row_name(group: Mapping[str, RunRecord]) -> str:
-    """Return the row name that the runs' table recorded, the latest if there are several; empty without a table."""
+    """Return the last row name in the tags `ctvr.row` of the runs, or "" if no run has this tag."""
     names = [run.tags[ROW] for run in group.values() if run.tags.get(ROW)]
     return names[-1] if names else ""
 
 
 def _differing(run: RunRecord, others: Sequence[RunRecord]) -> dict[str, str]:
-    """Return those of a run's settings that are not equal in all runs."""
+    """Return the values of `run` for the settings that are not equal in all of `others`."""
     names = {name for other in others for name in other.settings} - INCIDENTAL
     return {
         name: str(run.settings.get(name, "unset"))

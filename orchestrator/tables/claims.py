@@ -2,20 +2,20 @@
 
 The data are in `claims.json` in this folder:
 
-    {"papers": {"der": "DER (...)"},                                  (besides those of paper_items.json)
+    {"papers": {"der": "DER (...)"},                                  (in addition to paper_items.json)
      "claims": [{"claim": "framefusion-ffa", "paper": "framefusion", "place": "Table 2", "says": "FFA adds R@1",
                  "table": "ctvr-table2", "row": "framefusion_moe", "than": "framefusion_moe:no-ffa",
                  "column": "r1", "better": "higher", "effect": 9.14}],
      "causes": [{"claims": ["tempme-gmacs"], "cause": "two frames", "settings": {"data.num_frames": "4"}}]}
 
 `row` and `than` are rows of the table preset `table`; `than` is the base row. `effect` is the smallest effect that the
-paper asserts, in percent of its base row's value (for forgetting: of the base row's R@1): the smallest printed
-difference of both rows over its data sets. It is 0 if the paper asserts only a direction, or if one of its data sets
-contradicts the claim. Instead of an effect a claim may have `margin` (the row is worse by less than that percentage) or
-`at_most` (a ratio of two costs).
+paper asserts, in percent of the base row's value (for forgetting: of the base row's R@1). It is the smallest printed
+difference between the two rows among the data sets of the paper. It is 0 if the paper asserts only a direction, or if
+one of the data sets contradicts the claim. Instead of `effect`, a claim may have `margin` (the row is worse by less
+than that percentage) or `at_most` (the largest ratio of the row's cost to the base row's cost).
 
-A cause is removed by `settings` (and `stream`, if it has one): the claim is tested again with these. It is printed only
-if that test was run and has another verdict.
+`settings` (and `stream`, if given) remove a cause. The claim is tested again with these. The cause is printed only if
+that test was run and has another verdict.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Verdict = Literal["holds", "smaller than asserted", "contradicted", "undecided",
 FAILED: tuple[Verdict, ...] = ("smaller than asserted", "contradicted")  # verdicts that need an explanation
 MICD = {"micd_text": "train/micd_text", "micd_video": "train/micd_video"}
 UNKNOWN = Difference()
-FORGETTING = {"ctvr": "bwf", "cvlm": "fr"}  # protocol -> the column of "forgetting" of captions
+FORGETTING = {"ctvr": "bwf", "cvlm": "fr"}  # protocol with captions -> the column that measures "forgetting"
 MAIN = {"ctvr": "r1", "cvlm": "r1", "ucl": "accuracy"}  # protocol -> the column to which forgetting is relative
 
 
@@ -64,12 +64,12 @@ class Claim:
     column: str  # r1, forgetting, rsum, gmacs, twin, ...
     better: Literal["higher", "lower"]
     effect: float = 0.0  # percent of the base row's value
-    margin: float = 0.0  # percent by which the row may be worse; 0: the claim is a difference
-    at_most: float = 0.0  # largest ratio of the row's cost to the other's; 0: no ratio is claimed
+    margin: float = 0.0  # percent of the base row's value by which the row may be worse; 0: no margin
+    at_most: float = 0.0  # largest ratio of the row's cost to the base row's; 0: no ratio is claimed
 
     @property
     def asserted(self) -> str:
-        """Return the asserted effect as text."""
+        """Return the asserted effect as text, for example `higher by 9.14 %`."""
         if self.at_most:
             return f"at most {self.at_most:g} x"
         if self.margin:
@@ -79,37 +79,37 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """A possible cause of verdicts, and the settings with which it is absent."""
+    """A possible cause of failed claims, and the settings that remove it."""
 
     claims: tuple[str, ...]
     cause: str
     settings: Mapping[str, str] = field(default_factory=dict)
-    stream: str = ""  # stream without the cause; empty: that of the verdict
+    stream: str = ""  # stream without the cause; empty: the stream of the verdict
 
 
 @dataclass(frozen=True)
 class Result:
-    """The verdict on a claim, with its improvement: positive if the difference has the claimed direction."""
+    """The verdict on a claim, and the improvement, which is positive if the difference has the claimed direction."""
 
     claim: Claim
     verdict: Verdict
-    improvement: Difference = UNKNOWN  # of an `at_most` claim: the ratio of both costs
+    improvement: Difference = UNKNOWN  # for an `at_most` claim: the ratio of the two costs
     detectable: float = math.nan  # effect that the comparison detects in 4 of 5 cases
     means: tuple[float, float] = (math.nan, math.nan)  # mean of the row, and of the base row
     base: float = math.nan  # value of the base row to which the asserted effect is relative
-    q: float = math.nan  # false discovery rate, over all claims of the page
+    q: float = math.nan  # q-value (Benjamini and Hochberg) over all claims of the page
     seeds: int = 0
-    why: str = ""  # reason why it is not judged or not run
-    cause: str = ""  # removed in a run that has another verdict
+    why: str = ""  # reason why the claim is not judged or not run
+    cause: str = ""  # cause of the verdict: a run without the cause has another verdict
 
     @property
     def asserted(self) -> float:
-        """Return the asserted effect in points of this stream, relative to our base row; 0: a direction only."""
+        """Return the asserted percentage of our base row's value, in the unit of the column, or 0 without an effect."""
         return self.claim.effect / 100 * self.base if self.claim.effect else 0.0
 
     @property
     def note(self) -> str:
-        """Return the qualification of a verdict; empty if it needs none."""
+        """Return the remark that is printed after a verdict, or "" if there is none."""
         if self.verdict == "smaller than asserted" and self.improvement.low > 0 and not self.claim.at_most:
             return "the direction holds"
         return self.why
@@ -117,20 +117,22 @@ class Result:
 
 @cache
 def read() -> tuple[dict[str, str], tuple[Claim, ...]]:
-    """Return the papers by their short names, and all claims in the order of the file."""
+    """Return the titles of the papers by short name, and all claims in the order of the file."""
     data = json.loads(FILE.read_text(encoding="utf-8"))
     return {**read_items()[0], **data["papers"]}, tuple(Claim(**each) for each in data["claims"])
 
 
 @cache
 def read_causes() -> tuple[Cause, ...]:
-    """Return the possible causes, in the order of the file."""
+    """Return the possible causes of failed claims, in the order of the file."""
     data = json.loads(FILE.read_text(encoding="utf-8"))
     return tuple(Cause(**{**each, "claims": tuple(each["claims"])}) for each in data["causes"])
 
 
 def chosen(names: Sequence[str], images: bool = False) -> list[Claim]:
-    """Return the claims with these names (default: all) that a stream of captions, or of images, can test.
+    """Return the claims with these names (if none is given, all) that a stream with captions can test.
+
+    If `images`, return those that a stream of images without captions can test.
 
     Raises:
         ConfigError: for an unknown name, or a claim for the other kind of stream.
@@ -154,7 +156,7 @@ def has_images(stream: str) -> bool:
 
 
 def needs_images(claim: Claim) -> bool:
-    """Report whether a claim is about images without captions."""
+    """Report whether only a stream of images without captions can test a claim."""
     return claim.table == IMAGE_TABLE
 
 
@@ -187,7 +189,10 @@ def names_in(preset: TablePreset, claim: Claim) -> tuple[str, str]:
 
 
 def _row(table: str, name: str) -> TableRow:
-    """Return a row, without search, with its table's settings merged into its own, which take precedence."""
+    """Return row `name` of a table preset, with the settings of the table merged in and without a search.
+
+    Settings of the row take precedence over settings of the table.
+    """
     preset = load_preset(table)
     row = next(row for row in preset.rows if row.name == name)
     on = {key: {k: v for k, v in values.items() if k not in row.settings} for key, values in preset.on.items()}
@@ -197,7 +202,7 @@ def _row(table: str, name: str) -> TableRow:
 
 
 def _runs(row: TableRow) -> str:
-    """Return the part of a row that determines its runs, without name and notes."""
+    """Return the part of a row that determines its runs as JSON text, without the name and the notes."""
     parts = dataclasses.asdict(row)
     return json.dumps([parts[key] for key in ("method", "presets", "settings", "on", "only")], sort_keys=True)
 
@@ -218,11 +223,13 @@ def judge(
 ) -> Result:
     """Return the verdict on a difference, the metric of `row` minus that of `than`.
 
-    By the 95 % interval of the improvement, a claim holds if it lies above 0 (with a margin: above minus the margin),
-    unless it lies below the asserted effect, which is then smaller than asserted. A claim is contradicted if the
-    interval lies below 0 (below minus the margin). Otherwise these runs do not decide it.
+    The 95 % interval of the improvement decides. If the interval is below 0 (with a margin: below minus the margin),
+    the claim is contradicted. Otherwise, if it is below the asserted effect, the effect is smaller than asserted.
+    Otherwise, if it is above 0 (above minus the margin), the claim holds. All other claims are undecided.
 
     Args:
+        detectable: effect that the comparison detects in 4 of 5 cases.
+        means: mean of `row` and of `than`.
         base: value of the base row to which the asserted effect is relative.
     """
     if claim.at_most:
@@ -238,7 +245,7 @@ def judge(
 
 
 def _judge_ratio(claim: Claim, means: tuple[float, float], base: float, seeds: int) -> Result:
-    """Return the verdict on a ratio of two costs, which have no interval."""
+    """Return the verdict on an `at_most` claim, whose ratio of two costs does not have an interval."""
     ratio = means[0] / means[1] if means[1] else math.nan
     verdict: Verdict = "undecided"
     if math.isfinite(ratio):

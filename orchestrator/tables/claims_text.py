@@ -42,7 +42,7 @@ def list_text() -> str:
 
 
 def counts(results: Sequence[Result]) -> str:
-    """Return how many claims have each verdict, and how many of those that hold have a q below 5 %."""
+    """Return a line with the number of claims of each verdict, and of those that hold with q < 0.05."""
     found = Counter(result.verdict for result in results)
     named = [f"{found[verdict]} {verdict}" for verdict in ORDER]
     sure = sum(result.verdict == "holds" and result.q < LEVEL for result in results)
@@ -51,7 +51,7 @@ def counts(results: Sequence[Result]) -> str:
 
 
 def to_text(results: Sequence[Result], stream: str) -> str:
-    """Format the verdicts for a terminal, grouped by their kind."""
+    """Return the verdicts as text for a terminal, sorted by verdict."""
     lines = [f"claims on {stream}", ""]
     for result in sorted(results, key=lambda result: ORDER.index(result.verdict)):
         line = f"{_verdict(result):<28}  {result.claim.claim:<32}  {_size(result)}"
@@ -60,7 +60,7 @@ def to_text(results: Sequence[Result], stream: str) -> str:
 
 
 def to_markdown(results: Sequence[Result], stream: str) -> str:
-    """Return the verdicts as a Markdown table in the order of the claims, with the causes that a run has shown."""
+    """Return the verdicts as a Markdown table in the order of the claims, then counts, rules and found causes."""
     papers = read()[0]
     lines = [f"### Claims on {stream}", "", _line(TITLES), _line([":--"] * len(TITLES))]
     for result in results:
@@ -84,7 +84,10 @@ def to_markdown(results: Sequence[Result], stream: str) -> str:
 
 
 def _causes(results: Sequence[Result]) -> list[str]:
-    """Return the causes of verdicts that a run without the cause has changed, and the claims without such a run."""
+    """Return a line for each failed claim with a found cause, and a line that lists the other failed claims.
+
+    A cause is found if a run without it has another verdict.
+    """
     failed = [result for result in results if result.verdict in FAILED]
     lines = [f"{result.claim.claim}: {result.cause}" for result in failed if result.cause]
     rest = [result.claim.claim for result in failed if not result.cause]
@@ -92,14 +95,14 @@ def _causes(results: Sequence[Result]) -> list[str]:
 
 
 def to_json(results: Sequence[Result], stream: str, settings: Mapping[str, Any]) -> str:
-    """Return the verdicts as JSON, with the settings of the command; an unknown number is null."""
+    """Return the verdicts as JSON, with the settings of the command. NaN and infinite values become null."""
     claims = [{**_known(asdict(each)), "shown": _size(each)} for each in results]
     known = {name: str(value) for name, value in settings.items()}
     return json.dumps({"stream": stream, "settings": known, "claims": claims}, indent=1) + "\n"
 
 
 def _asserted(result: Result) -> str:
-    """Return the asserted effect, and in points of our base row."""
+    """Return the asserted effect as text, with its size in points of our base row if that is known and not 0."""
     if math.isfinite(result.asserted) and result.asserted:
         return f"{result.claim.asserted} ({result.asserted:.2f} points)"
     return result.claim.asserted
@@ -110,7 +113,7 @@ def _verdict(result: Result) -> str:
 
 
 def _size(result: Result) -> str:
-    """Return the improvement with its interval, or the ratio of two costs."""
+    """Return the improvement with its interval, or the ratio of two costs, as text. Without a verdict, return `n/a`."""
     if result.verdict in {"not run", "not judged"}:
         return MISSING
     if result.claim.at_most:

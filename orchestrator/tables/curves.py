@@ -9,26 +9,29 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ctvr.orchestrator.tables.table import Table, Value
+from ctvr.orchestrator.tables.table import Row, Table, Value
 from ctvr.orchestrator.tables.table_columns import INCREMENTAL
 
 if TYPE_CHECKING:
     from ctvr.orchestrator.tracking.run_record import RunRecord
 
-OWN = "own gallery"  # title of a row's matrix
-FORGOTTEN = {"bwf", "fr", "hm", "forgetting", "forgetting_fixed"}  # rows that learn more than one task
-# metrics that figures show over training: StructAlign's geometry, gates of CAMoE and of experts
+OWN = "own gallery"  # key in `Row.matrices`: R@1 of each task in its own gallery
+FORGOTTEN = {"bwf", "fr", "hm", "forgetting", "forgetting_fixed"}  # columns that require more than one learned task
+# metrics that figures plot over epochs: geometry of StructAlign, gates of CAMoE, gates of experts
 TRAINING = re.compile(r"train/((?:micd|angle)_(?:text|video)|(?:gate(?:_\w+)?|expert)/\w+)")
 
 
 def mean(values: Sequence[float]) -> Value:
-    """Return mean and sample standard deviation; unknown if one seed's value is unknown."""
+    """Return the mean and the sample standard deviation over seeds. Both are NaN if the value of one seed is NaN.
+
+    The standard deviation of a single value is NaN.
+    """
     std = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
     return Value(float(np.mean(values)), std)
 
 
 def curve(runs: Sequence[RunRecord], key: str) -> list[tuple[int, float, float]]:
-    """Return (step, mean, standard deviation) of a metric at every step that all runs have."""
+    """Return (step, mean, standard deviation) over runs, at each step at which all runs have a value of the metric."""
     histories = [dict(run.metrics.get(key, [])) for run in runs]
     steps = sorted(set.intersection(*(set(history) for history in histories)))
     points = [(step, mean([history[step] for history in histories])) for step in steps]
@@ -36,9 +39,9 @@ def curve(runs: Sequence[RunRecord], key: str) -> list[tuple[int, float, float]]
 
 
 def average_incremental(runs: Sequence[RunRecord]) -> dict[str, Value]:
-    """Return `INCREMENTAL`: R@1 averaged over the tasks so far, then over the task after which it was measured.
+    """Return the metric `INCREMENTAL`: the mean over t of the mean R@1 of tasks 1 to t after task t.
 
-    Eq. 6 of DAR (arXiv:2605.31229). Unknown if a task lacks a value; {} for a run without tasks.
+    It is eq. 6 of DAR (arXiv:2605.31229). The value is NaN if a task lacks a value of R@1. Without tasks, return {}.
     """
     keys = sorted(key for key in runs[0].metrics if re.fullmatch(r"task_\d+/t2v/r1", key))
     found = []
@@ -50,7 +53,7 @@ def average_incremental(runs: Sequence[RunRecord]) -> dict[str, Value]:
 
 
 def _summed(runs: Sequence[RunRecord], keys: Sequence[str]) -> list[tuple[int, float, float]]:
-    """Return the curve of a sum of metrics, not all of which exist in every task."""
+    """Return (step, mean, standard deviation) over runs of the sum of metrics `keys`. A step may lack some of them."""
     wholes: list[dict[int, float]] = [{} for _ in runs]
     for whole, run in zip(wholes, runs):
         for step, value in (point for key in keys for point in run.metrics[key]):
@@ -61,11 +64,12 @@ def _summed(runs: Sequence[RunRecord], keys: Sequence[str]) -> list[tuple[int, f
 
 
 def training(runs: Sequence[RunRecord]) -> dict[str, tuple[tuple[int, float, float], ...]]:
-    """Return the training curves of figures over all epochs of the stream, from 1; empty if a method logs none.
+    """Return name -> (epoch, mean, standard deviation) of the metrics that figures plot over epochs.
 
-    Runs of version 0.2 and before also logged finished tasks under the same keys, at steps that are not the end of an
-    epoch. Losses have no value there, so these steps are skipped. Also empty if task boundaries are hidden, since
-    figures need equally many epochs per task.
+    Epochs count from 1 over all tasks. The result is {} if the method does not log such a metric. It is also {} if task
+    boundaries are hidden, because figures need equally many epochs per task. Runs of version 0.2 or older also logged
+    these metrics after each task, at a step that is not the end of an epoch. Losses lack a value at such a step, so it
+    is skipped.
     """
     if any(cut in runs[0].tags.get("ctvr.stream", "") for cut in ("_chunks", "_drift")):
         return {}
@@ -86,12 +90,20 @@ def training(runs: Sequence[RunRecord]) -> dict[str, tuple[tuple[int, float, flo
     }
 
 
-def changes(table: Table) -> dict[str, list[list[float]]]:
-    """Return, per row, R@1 of every task after every task minus zero-shot CLIP's R@1 of that task (fig. 2 of CTVR).
+def untrained_row(table: Table) -> Row | None:
+    """Return the row of zero-shot CLIP, or None without one. The control row `zero_shot:chance` does not count."""
+    rows = [row for row in table.rows if row.method == "zero_shot"]
+    return next((row for row in rows if row.settings.get("method.is_chance", "").lower() != "true"), None)
 
-    Both are R@1 in the task's own gallery, in points, as lower-triangular lists. Empty without a zero-shot row.
+
+def changes(table: Table) -> dict[str, list[list[float]]]:
+    """Return, for each row, R@1 of every task after every task minus zero-shot CLIP's R@1 (fig. 2 of CTVR).
+
+    Both are R@1 of the same task in its own gallery. The differences are lower-triangular lists, in points. Without a
+    zero-shot row, return {}.
     """
-    untrained = next((row.matrices.get(OWN) for row in table.rows if row.method == "zero_shot"), None)
+    row = untrained_row(table)
+    untrained = row.matrices.get(OWN) if row else None
     if not untrained:
         return {}
     learned = {row.label: row.matrices.get(OWN) for row in table.rows if row.method != "zero_shot"}
@@ -100,3 +112,31 @@ def changes(table: Table) -> dict[str, list[list[float]]]:
         for label, matrix in learned.items()
         if matrix and len(matrix) == len(untrained)
     }
+
+
+def own_curve(row: Row) -> list[tuple[int, float]]:
+    """Return (tasks learned, mean R@1 of these tasks in their own galleries), or [] if the row lacks this matrix."""
+    return [(learned, sum(after) / len(after)) for learned, after in enumerate(row.matrices.get(OWN, ()), start=1)]
+
+
+def reference_curves(table: Table, own: bool = False) -> dict[str, list[tuple[int, float]]]:
+    """Return the known reference curves (tasks learned, R@1 in percent): `zero-shot` (untrained CLIP) and `chance`.
+
+    `own` selects the mean over tasks in their own galleries, instead of R@1 among all videos so far. The zero-shot
+    curve comes from the zero-shot row. Without it, R@1 among all videos follows from the gain of another row.
+    """
+    untrained = untrained_row(table)
+    measured = next((row for row in table.rows if row.gains and not row.orders), None)
+    own = own or any(column.key == "fr" for column in table.columns)  # CVLM searches own galleries only
+    found: dict[str, list[tuple[int, float]]] = {}
+    if untrained is not None and untrained.curve:
+        found["zero-shot"] = own_curve(untrained) if own else [point[:2] for point in untrained.curve]
+    elif measured is not None and not own:
+        gains = {step: gain for step, gain, _ in measured.gains}
+        found["zero-shot"] = [(step, value - gains[step]) for step, value, _ in measured.curve if step in gains]
+    if table.measured == "R@1" and all(table.galleries):
+        shares = [100 / size for size in table.galleries]
+        found["chance"] = [
+            (t, sum(shares[:t]) / t if own else 100 / sum(table.galleries[:t])) for t in range(1, len(shares) + 1)
+        ]
+    return {name: points for name, points in found.items() if points}

@@ -15,13 +15,13 @@ TEXT = "{settings}: published for float16 weights; at this rate, float32 weights
 
 
 def float16_note(settings: Mapping[str, Any]) -> str:
-    """Return the footnote of a run with these flat settings; empty if it has no such rate."""
+    """Return the footnote of a run with these flat settings, or "" if no setting has such a learning rate."""
     found = []
     for group, method in (("method", settings.get("method")), ("base", settings.get("method.base"))):
         for name, rate in FLOAT16.get(str(method), {}).items():
             try:
                 if float(settings.get(f"{group}.{name}", 0)) == rate:
                     found.append(f"{group}.{name}={rate:g}")
-            except (TypeError, ValueError):  # the record is old
+            except (TypeError, ValueError):  # a record of an older version
                 continue
     return TEXT.format(settings=", ".join(found)) if found else ""

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 EPOCHS = "ctvr.recommended_epochs"  # tag of a run that trains: epochs per task that stream and recipe recommend
 CHOICE = "ctvr.choice"  # tag of a rerun: whether its settings are `searched`, `recommended` or `front, TRIAL`
 NOTES = " | "  # separator of footnotes in the tag ctvr.note
-IDLE = 1e-6  # largest penalty that cannot have moved a map: its squared distances are of the order of 0.01 to 1
+IDLE = 1e-6  # a penalty up to this value cannot have changed a map, whose loss of squared distances is about 0.01 to 1
 TEXTS = {
     "best_test": "keeps the epoch of each task that scores best on the test videos (best-on-test)",
     "best_val": "keeps the epoch of each task that scores best on the validation videos",
-    "trains_on_test": "trains on the stored features of unlabelled test videos of earlier tasks",
-    "trains_on_val": "trains on the stored features of unlabelled validation videos of earlier tasks",
+    "trains_on_test": "trains on the stored features of unlabeled test videos of earlier tasks",
+    "trains_on_val": "trains on the stored features of unlabeled validation videos of earlier tasks",
     "val": "measured on validation videos",
     "transductive": "transductive scoring: a query's result depends on the other queries of the test set",
     "replay": "updates its replay buffer once, at the end of each task, and repeats stored pairs if a step samples "
@@ -41,11 +41,11 @@ TEXTS = {
 
 
 def marks_of(run: RunRecord) -> list[str]:
-    """Return the caveats of a row."""
+    """Return the footnotes of the row of a run: its caveats."""
     tags, marks = run.tags, []
     split = str(run.settings.get("evaluation.split", tags.get("ctvr.split", "test")))
     if str(run.settings.get("evaluation.select", tags.get("ctvr.select", "last"))).startswith("best"):
-        marks.append(TEXTS[f"best_{tags.get('ctvr.select_split') or split}"])  # old records: evaluated split
+        marks.append(TEXTS[f"best_{tags.get('ctvr.select_split') or split}"])  # old records lack the tag
     if has_access(run, "trains_on_searched"):
         marks.append(TEXTS[f"trains_on_{split}"])
     if short := _short_of_epochs(run):
@@ -58,7 +58,7 @@ def marks_of(run: RunRecord) -> list[str]:
         marks.append(tags["ctvr.mark"])
     if tags.get("ctvr.transductive") == "true":
         marks.append(TEXTS["transductive"])
-    # For images the memory is written as in the released code
+    # The replay buffer of an image method is updated as in the released code
     if "method.buffer_size" in run.settings and method_of(run) not in IMAGE_METHODS and has_access(run, "keeps_videos"):
         marks.append(TEXTS["replay"])
     if tags.get("ctvr.note"):
@@ -78,7 +78,7 @@ def marks_of(run: RunRecord) -> list[str]:
 
 
 def access_of(run: RunRecord) -> str:
-    """Return the data that a run's training reads besides the pairs of the current task, a key of `table.ACCESS`."""
+    """Return the key in `table.ACCESS` of the data that training reads in addition to pairs of the current task."""
     if has_access(run, "is_joint"):
         return "joint"
     words = {"keeps_videos": "videos", "trains_on_searched": "searched"}
@@ -88,7 +88,7 @@ def access_of(run: RunRecord) -> str:
 def has_access(run: RunRecord, fact: str) -> bool:
     """Return whether `is_joint`, `keeps_videos` or `trains_on_searched` of `Experiment` is true of a run.
 
-    Runs record these facts in tags. For older records of our own methods they follow from the settings.
+    Runs record these facts in tags. For older records of built-in methods, they follow from the settings.
     """
     if said := run.tags.get(f"ctvr.{fact}"):
         return said == "true"
@@ -99,7 +99,10 @@ def has_access(run: RunRecord, fact: str) -> bool:
 
 
 def _has_access(run: RunRecord, fact: str, group: str, name: str, of_base: bool = False) -> bool:
-    """Return the fact about a method under the settings of `group`, or under defaults if these cannot be read."""
+    """Return whether `fact` is true of method `name` with the settings of `group`, or with its defaults.
+
+    The defaults are used if the settings are not valid in this version. `of_base` is the fact about the base method.
+    """
     cls = find_method(name)
     config: Any = cls.Config()
     with suppress(ConfigError):
@@ -110,12 +113,12 @@ def _has_access(run: RunRecord, fact: str, group: str, name: str, of_base: bool 
 
 
 def uses_untrained_preset(run: RunRecord) -> bool:
-    """Return whether the preset `untrained` set the epochs of a method that trains to 0."""
+    """Return whether the run used the preset `untrained`, which sets the epochs to 0 although the method can train."""
     return str(run.settings.get("optim.epochs", "")) == run.tags.get(EPOCHS, "") == "0"
 
 
 def _short_of_epochs(run: RunRecord) -> str:
-    """Return the footnote of a run with fewer epochs than recommended (--smoke has one); empty for all others."""
+    """Return the footnote of an untrained run, or of a run with fewer epochs than recommended. Otherwise return ""."""
     if uses_untrained_preset(run):
         return TEXTS["untrained"]
     epochs, recommended = str(run.settings.get("optim.epochs", "")), run.tags.get(EPOCHS, "")
@@ -125,7 +128,7 @@ def _short_of_epochs(run: RunRecord) -> str:
 
 
 def _idle_penalty(run: RunRecord) -> str:
-    """Return the footnote of a run whose maps were fitted with a penalty that stayed at 0; empty for all others."""
+    """Return the footnote of a run whose penalty on maps was at most `IDLE` after every task. Otherwise return ""."""
     values = {
         name: [value for _, value in run.metrics.get(f"task/orthogonality_{name}", [])] for name in ("penalty", "gap")
     }
@@ -135,7 +138,7 @@ def _idle_penalty(run: RunRecord) -> str:
 
 
 def trials_of(run: RunRecord) -> int | None:
-    """Return the number of trials searched for a row, 0 if it was not searched; None if that is not recorded."""
+    """Return the number of search trials for the row of a run (0: not searched), or None if it is not recorded."""
     method, _, trials = run.tags.get("ctvr.searched", "").rpartition(":")  # a method may be module:Class
     if not is_count(trials):
         return None
@@ -143,7 +146,7 @@ def trials_of(run: RunRecord) -> int | None:
 
 
 def by_hand(run: RunRecord) -> str:
-    """Return the trials by hand of the recipe that an embedded stream recommends for a run; empty without it."""
+    """Return the number of trials by hand of the recipe `EMBEDDED` as text, or "" if the run does not use it."""
     if EMBEDDED not in run.tags.get("ctvr.presets", "").split(","):
         return ""
     names = [str(run.settings.get(name, "")) for name in ("method", "method.base")]

@@ -1,4 +1,4 @@
-"""Formatting of result tables as Markdown, LaTeX (booktabs) or CSV. Pure functions of text."""
+"""Formatting of result tables as Markdown, LaTeX (booktabs) or CSV. Files are not written here."""
 
 from __future__ import annotations
 
@@ -9,21 +9,29 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from ctvr.orchestrator.tables.table import MISSING, Column, Difference, Row, Table, Value, cell, number
+from ctvr.orchestrator.tables.method_names import printed_name
+from ctvr.orchestrator.tables.table import MISSING, Column, Difference, Row, Table, Value, cell, decimals, number
+
+LONGEST = 240  # maximum characters of a note below a table; longer notes are comments in the LaTeX file
+NARROW = 8  # maximum columns of a table that fits one column of a two-column page
 
 
 def to_markdown(tables: Table | Sequence[Table]) -> str:
-    """Return one section per stream; the paper's numbers follow ours in italics."""
+    """Return a Markdown section for each table. Published numbers follow our row as a row in italics."""
     return "\n\n".join(_markdown(table) for table in _several(tables)) + "\n"
 
 
 def to_latex(tables: Table | Sequence[Table]) -> str:
-    """Return one `table*` per stream for the package booktabs; every text is escaped."""
+    """Return a LaTeX table for each stream, for the package booktabs. All text is escaped.
+
+    Methods have the names that their papers print. Numbers have at most four significant digits. Notes of more than
+    `LONGEST` characters are comments.
+    """
     return "\n\n".join(_latex(table) for table in _several(tables)) + "\n"
 
 
 def to_csv(tables: Table | Sequence[Table]) -> str:
-    """Return one line per row with every number: ours, the paper's, the difference, and all other final metrics.
+    """Return CSV text with a line for each row: our values, the published ones, their differences, all other metrics.
 
     Text that a spreadsheet would evaluate as a formula is prefixed with an apostrophe.
     """
@@ -70,7 +78,7 @@ def _markdown(table: Table) -> str:
 
 
 def with_titles(table: Table) -> Iterator[tuple[Row, str]]:
-    """Yield the rows, block by block, the first of each with the title of its block, if there are several."""
+    """Yield (row, title) block by block. The title is "", except for the first row of each of several blocks."""
     for title, rows in table.blocks:
         yield from zip(rows, [title, *[""] * len(rows)])
 
@@ -114,7 +122,7 @@ def latex_text(text: str) -> str:
 
 
 def _latex(table: Table) -> str:
-    feet = Footnotes()
+    feet, shared = Footnotes(), shared_marks(table)
     arrows = {"up": r" $\uparrow$", "down": r" $\downarrow$", "": ""}
     heads = ["Method", *(f"{latex_text(c.title)}{arrows[c.better]}" for c in table.columns), *last_titles(table)]
     body: list[str] = []
@@ -127,23 +135,30 @@ def _latex(table: Table) -> str:
             text = _latex_cell(row, column)
             cells.append(f"\\textbf{{{text}}}" if table.is_best(row, column) else text)
         last = [
-            *map(latex_text, table.comparison_cells(row)),
+            *(latex_text(cell).replace("-", "$-$") for cell in table.comparison_cells(row)),
             str(len(row.seeds)),
             *map(latex_text, table.cost_cells(row)),
         ]
-        body.append(_latex_line([latex_text(row.label) + _super(feet.signs(row.marks)), *cells, *last]))
+        marks = [mark for mark in row.marks if mark not in shared and len(mark) <= LONGEST]
+        body.append(_latex_line([latex_text(printed_name(row.label)) + _super(feet.signs(marks)), *cells, *last]))
         if row.paper:
             signs = _super([feet.source(row.paper_source), *feet.signs(row.paper_marks)])
             printed = [_latex_number(row.paper[c.key], c.digits) if c.key in row.paper else "" for c in table.columns]
             cells = [f"\\textit{{{text}}}" if text else "" for text in printed]
             body.append(_latex_line([f"\\quad\\textit{{paper}}{signs}", *cells, *[""] * len(last_titles(table))]))
-    notes = [latex_text(note) for note in table.notes]
-    notes += [f"{_super([sign])} {latex_text(text)}" for sign, text in feet.all()]
+    below = [*table.notes, *(f"All rows: {mark}" for mark in shared)]
+    notes = [latex_text(round_numbers(printed_name(note))) for note in below if len(note) <= LONGEST]
+    notes += [f"{_super([sign])} {latex_text(round_numbers(text))}" for sign, text in feet.all()]
+    long = [note for note in below if len(note) > LONGEST]
+    long += [f"{row.label}: {mark}" for row in table.rows for mark in row.marks if len(mark) > LONGEST]
+    size = "table*" if len(heads) > NARROW else "table"
     return "\n".join(
         [
-            r"\begin{table*}[t]",
+            *(f"% {' '.join(note.split())}" for note in long),
+            f"\\begin{{{size}}}[t]",
             r"\centering",
             f"\\caption{{Text-to-video retrieval on {latex_text(table.heading)}.}}",
+            f"\\label{{tab:{re.sub(r'[^a-zA-Z0-9]+', '-', table.heading).strip('-').lower()}}}",
             f"\\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
             r"\toprule",
             _latex_line(heads),
@@ -153,13 +168,13 @@ def _latex(table: Table) -> str:
             r"\end{tabular}",
             *([r"\par\smallskip\raggedright\footnotesize"] if notes else []),
             *(note + r"\par" for note in notes),
-            r"\end{table*}",
+            f"\\end{{{size}}}",
         ]
     )
 
 
 def _latex_number(value: Value, digits: int) -> str:
-    text = number(value, digits, r"{\scriptsize$\pm$")
+    text = number(value, decimals(value.mean, digits), r"{\scriptsize$\pm$")
     text = text + "}" if "$" in text else text
     return "$-$" + text[1:] if text.startswith("-") else text
 
@@ -226,21 +241,32 @@ def _plain(value: float) -> str:
 # --- shared -------------------------------------------------------------------------------------------------
 
 
+def shared_marks(table: Table) -> list[str]:
+    """Return the footnotes that all rows share, or [] for a single row. They are printed once, without a letter."""
+    first = table.rows[0].marks if len(table.rows) > 1 else ()
+    return [mark for mark in first if all(mark in row.marks for row in table.rows)]
+
+
+def round_numbers(text: str) -> str:
+    """Round numbers in a text with more than six decimals, such as sampled settings, to four significant digits."""
+    return re.sub(r"(?<![\w.])\d+\.\d{7,}(?:e[-+]?\d+)?", lambda match: f"{float(match[0]):.4g}", text)
+
+
 class Footnotes:
-    """Numbers the footnotes of a table: letters for marks and numbers for sources, in order of first use."""
+    """Signs of the footnotes of a table: letters for marks and numbers for sources, in order of first use."""
 
     def __init__(self) -> None:
         self._marks: list[str] = []
         self._sources: list[str] = []
 
     def signs(self, marks: Iterable[str]) -> list[str]:
-        return [_letters(_place(self._marks, mark)) for mark in marks]
+        return [_letters(place) for place in sorted([_place(self._marks, mark) for mark in marks])]
 
     def source(self, text: str) -> str:
         return str(_place(self._sources, text) + 1)
 
     def all(self) -> list[tuple[str, str]]:
-        """Return (sign, text): marks first, then sources."""
+        """Return (sign, text) of each footnote: marks first, then sources."""
         marks = [(_letters(index), text) for index, text in enumerate(self._marks)]
         return marks + [(str(index + 1), text) for index, text in enumerate(self._sources)]
 
@@ -252,7 +278,7 @@ def _place(known: list[str], text: str) -> int:
 
 
 def _letters(index: int) -> str:
-    """Return a, b, ..., z, aa, ab, ..."""
+    """Return the letters of a 0-based index: a, b, ..., z, aa, ab, ..."""
     text = ""
     while index >= 0:
         text = chr(ord("a") + index % 26) + text

@@ -1,7 +1,8 @@
-"""Columns on the age of the stored index: R@1 after re-encoding, the gap to it with intervals, and the cost.
+"""Columns on the age of the stored index: R@1 with and without re-encoding, intervals of the gap, and the cost.
 
 The metrics are those of `evaluation.reencode` and `evaluation.unlearned_tasks` (learning/evaluation/index_age.py,
-docs/protocol.md). A table shows these columns if a run measured them; none is bold and none is compared.
+docs/protocol.md). A table shows these columns if a run measured them. These columns have neither bold values nor
+comparisons between rows.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ MOST_TASKS = 10  # up to this many tasks, gaps of single tasks are columns; othe
 
 
 def age_values(means: Mapping[str, Value]) -> dict[str, Value]:
-    """Return a row's values of these columns: `index_P` is R@1 with P % re-encoded, `gap_NN` the gap of task NN.
+    """Return the values of a row: `index_P` is R@1 with P % of old videos re-encoded, `gap_NN` is the gap of task NN.
 
     Args:
-        means: every final metric, as the mean over seeds.
+        means: final metric -> mean over seeds.
     """
     found = {key: means[metric] for key, (_, metric) in COLUMNS.items() if metric in means}
     for metric, value in means.items():
@@ -68,7 +69,7 @@ def age_values(means: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def age_columns(rows: Sequence[Row]) -> list[Column]:
-    """Return the columns that a row has: the gap, R@1 by share, the gap of each task, flips, cost, forward transfer."""
+    """Return the columns of index age, FWT and held-out streams for which a row has a value. R@1 and gap are first."""
     known = {key for row in rows for key in row.values}
     shares = sorted(int(key[6:]) for key in known if re.fullmatch(r"index_\d+", key))
     tasks = sorted(key for key in known if re.fullmatch(r"gap_\d+", key))
@@ -84,7 +85,7 @@ def age_columns(rows: Sequence[Row]) -> list[Column]:
 
 
 def unseen_columns(rows: Sequence[Row]) -> list[Column]:
-    """Return the columns of streams that are never learned: retention of each, and R@1 by number of distractors."""
+    """Return the columns of streams that are never learned: retention on each, and R@1 by number of added videos."""
     known = {key for row in rows for key in row.values}
     streams = sorted(key for key in known if key.startswith("retention_"))
     counts = sorted(int(key[12:]) for key in known if key.startswith("distractors_"))
@@ -93,21 +94,21 @@ def unseen_columns(rows: Sequence[Row]) -> list[Column]:
 
 
 def age_notes(rows: Sequence[Row]) -> list[str]:
-    """Return the notes that explain these columns; none if no run measured them."""
+    """Return the notes that explain these columns, or [] if no row has a value in them."""
     notes = [NOTE] if any(key in row.values for row in rows for key in (GAP, "fwt")) else []
     return [*notes, *([UNSEEN_NOTE] if unseen_columns(rows) else [])]
 
 
 def share_curve(means: Mapping[str, Value]) -> list[tuple[float, float, float]]:
-    """Return (percent of old videos that are re-encoded, mean R@1, std), by increasing share."""
+    """Return (percent of old videos that are re-encoded, mean R@1, std), sorted by that percentage."""
     found = {int(match[1]): value for metric, value in means.items() if (match := SHARE.fullmatch(metric))}
     return [(float(share), found[share].mean, found[share].std) for share in sorted(found)]
 
 
 def reencoding_curve(means: Mapping[str, Value]) -> list[tuple[float, float, float]]:
-    """Return (multiply-adds spent on re-encoding in 10^9, mean R@1, std) by share; empty if a part is unknown.
+    """Return (10^9 multiply-adds spent on re-encoding, mean R@1, std) by share, or [] if a cost is unknown.
 
-    A method that re-encodes by itself has one point, at the cost of all old videos.
+    A method that re-encodes old videos by itself has only one point, whose cost is that of all old videos.
     """
     macs = means.get("cost/video_gmacs")
     shares = sorted(int(match[1]) for metric in means if (match := SHARE.fullmatch(metric)))
@@ -121,9 +122,9 @@ def reencoding_curve(means: Mapping[str, Value]) -> list[tuple[float, float, flo
 
 
 def with_gap_intervals(rows: Sequence[Row], ranks: Mapping[str, Ranks]) -> list[Row]:
-    """Add an interval to each gap of those rows whose aged ranks are stored for all runs.
+    """Return the rows with an interval of each gap, if all runs of a row stored ranks before and after re-encoding.
 
-    The variance over seeds is pooled over the rows of a column, if they have the same captions.
+    The variance over seeds is pooled over the rows of a column that have the same captions.
 
     Args:
         ranks: run id -> ranks.
@@ -142,15 +143,15 @@ def with_gap_intervals(rows: Sequence[Row], ranks: Mapping[str, Ranks]) -> list[
 
 
 def _aged(row: Row, ranks: Mapping[str, Ranks]) -> list[Ranks]:
-    """Return the ranks of a row's runs; empty if some lack those of a re-encoded index."""
+    """Return the ranks of the runs of a row, or [] if a run lacks those of the stored or of the re-encoded index."""
     runs = [ranks[run] for run in row.runs if run in ranks]
-    if any(run.counts_ties_as_misses for run in runs):  # these are intervals of other gaps
+    if any(run.counts_ties_as_misses for run in runs):  # these ranks would give another gap than the recorded R@1
         return []
     return runs if len(runs) == len(row.runs) and all({"0", "100"} <= set(run.reencoded) for run in runs) else []
 
 
 def _gaps(queries: Sequence[str], page: Mapping[int, Sequence[Ranks]]) -> dict[str, list[Difference]]:
-    """Return the gap of each row, over all captions and over those of each task."""
+    """Return column -> gap of each row with its interval, over all captions and over the captions of each task."""
     from ctvr.orchestrator.tables.intervals import paired_changes  # SciPy takes a second to import
 
     changes = [

@@ -6,13 +6,17 @@ are paired by order. Videos and replicates are crossed, so the variance is
 
     V = V_videos + U,  U = max(0, V_replicates - V_both)
 
-where V_both is the part that is new for each pair of a video and a replicate; both other estimates contain it. The
-degrees of freedom are those of Satterthwaite (1946) for the part that is used: df = 2 V^2 / (Var V_videos + Var U),
-where Var U is the variance of U if V_replicates is a scaled chi-square. V_replicates is a moderated variance (Smyth
-2004): a row's own, weighted with its degrees of freedom, and the mean of all rows of the table or page, weighted with
-`PRIOR` or, where the row's own is unusually large, fewer degrees (Phipson et al. 2016). p and interval use the same
-distribution. It is Student's t for two rows. For the rows of a table, whose best row depends on the data, it is Tukey's
-studentized range in the form of Games and Howell. Measured levels: docs/statistics.md, `make null-simulation`.
+where V_both is the variance of the interaction of videos and replicates, which V_videos and V_replicates both contain.
+The degrees of freedom follow Satterthwaite (1946): df = 2 V^2 / (Var V_videos + Var U), where Var U is the variance of
+U if V_replicates has a scaled chi-square distribution.
+
+V_replicates is a moderated variance (Smyth 2004). It is a weighted mean of the row's own variance and of the mean
+variance of all rows of the table or page. The weights are the degrees of freedom of the row's variance, and `PRIOR`.
+`PRIOR` is reduced if the row's own variance is unusually large (Phipson et al. 2016).
+
+p and interval use the same distribution. It is Student's t for two rows. For the rows of a table, whose best row
+depends on the data, it is Tukey's studentized range in the form of Games and Howell. docs/statistics.md lists
+measured error rates, which `make null-simulation` measures again.
 
 Shapes: S seeds, O orders, R replicates (S or O), Q queries, K rows, J variances that are estimated independently.
 """
@@ -29,13 +33,13 @@ from scipy import special  # scipy.optimize takes 0.2 s of CPU time to import
 from ctvr.orchestrator.tables.multiple_comparisons import Family
 from ctvr.orchestrator.tables.table import Difference
 
-PRIOR = 4.0  # degrees of freedom of the mean variance of all rows
-OUTLIER_PROBABILITY = 0.1  # probability of a row's variance, given the others', below which it is moderated less
+PRIOR = 4.0  # prior degrees of freedom, which weight the mean variance of all rows
+OUTLIER_PROBABILITY = 0.1  # a variance that is less probable than this, given the other rows, is moderated less
 
 
 @dataclass(frozen=True)
 class Spread:
-    """J variances of R@1 between replicates for each of K rows, and their weights in a row's difference."""
+    """J variances of R@1 between replicates for each of K rows, and their weights in the difference of each row."""
 
     seen: np.ndarray  # (K, J, ...) independent estimates
     both: np.ndarray  # (K, J, ...) the part of each that is the interaction of replicates and videos
@@ -44,7 +48,7 @@ class Spread:
     weights: np.ndarray  # (K, J, ...)
 
     def of(self, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the variance of a row's difference, the part due to its interaction with videos, and the df."""
+        """Return the variance over replicates of the difference of a row, its part from interaction, and its df."""
         weights = self.weights[row]
         df = self.df.reshape(-1, *[1] * (weights.ndim - 1))
         seen = np.asarray((weights * self.seen[row]).sum(axis=0))
@@ -65,15 +69,16 @@ def differences(
 ) -> list[Difference]:
     """Return R@1 of each row minus that of row `best` in points, with simultaneous 95 % intervals and two-sided p.
 
-    A trained row with one seed uses the variance over seeds of the other rows. Without such rows, no interval is known.
+    A trained row with one seed uses the variance over seeds of the other rows. If all have one seed, no interval is
+    known.
 
     Args:
         rows: chances (Q,) or (S, Q) of each row, in [0, 1], that a query finds its video first (`Rank.first`): the
             same queries in the same order.
         videos: (Q,) the video that each query describes; default: a different one for each query.
         tasks: (Q,) the task of each query, if R@1 is the mean over tasks (CVLM).
-        orders: the task order of each run of each row; rows are paired by order. None: seeds of one order.
-        fixed: whether a row trains nothing, so that all seeds give the same run.
+        orders: the task order of each run of each row; rows are paired by order. If None, all runs have one order.
+        fixed: for each row, whether it lacks trained parameters, so that all seeds give the same result.
         family: the comparisons for which p and interval are simultaneous; default: of all rows with the best one.
 
     Raises:
@@ -105,8 +110,8 @@ def differences(
 def compare_over_seeds(rows: Sequence[Sequence[float] | np.ndarray], family: Family | None = None) -> list[Difference]:
     """Return the mean of each row minus that of the first, for a metric with one value per seed.
 
-    The first row was selected in advance, unless `family` differs. The result holds for these test items. If nothing
-    differs between seeds, no interval is known.
+    The first row counts as selected in advance, unless `family` is given. Intervals are over seeds only, for fixed test
+    items. If the values of all seeds are equal, no interval is known.
     """
     parts = [(len(row), float(np.var(row, ddof=1)) if len(row) > 1 else 0.0, 0.0) for row in rows]
     spread, family = of_seeds(parts, 0), family or Family(len(rows), is_chosen=False)
@@ -121,13 +126,13 @@ def compare_over_seeds(rows: Sequence[Sequence[float] | np.ndarray], family: Fam
 def paired_changes(
     rows: Sequence[tuple[np.ndarray, np.ndarray]], videos: Sequence[object] | np.ndarray
 ) -> list[Difference]:
-    """Return R@1 of two galleries that the same runs search with the same captions, after minus before, in points.
+    """Return R@1 after minus R@1 before of each row, in points, for two galleries searched with the same captions.
 
     The 95 % intervals are over test videos and seeds, and each is for one row. A row with one seed uses the variance
-    over seeds of the other rows. Without such rows, its interval is over videos only.
+    over seeds of the other rows. If all have one seed, its interval is over videos only.
 
     Args:
-        rows: chances (S, Q), in [0, 1], that a caption finds its video first, before and after, of each row.
+        rows: of each row, two arrays (S, Q), before and after: chances in [0, 1] that a caption finds its video first.
         videos: (Q,) the video that each query describes.
 
     Raises:
@@ -135,7 +140,7 @@ def paired_changes(
     """
     changes = [_points(after) - _points(before) for before, after in rows]  # each (S, Q)
     cluster, parts = _groups(changes[0].shape[1], videos, None)
-    counts = [len(d) if d.any() else 0 for d in changes]  # without a change nothing varies
+    counts = [len(d) if d.any() else 0 for d in changes]  # 0 seeds: without a change, R@1 does not vary
     spread = of_seeds([(n, *_over_replicates(d, cluster, parts)) for n, d in zip(counts, changes)], None)
     found = []
     for row, d in enumerate(changes):
@@ -145,7 +150,7 @@ def paired_changes(
 
 
 def _points(chances: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Return the part (S, Q) of each query in R@1, in percent.
+    """Return the contribution (S, Q) of each query to R@1, in percent: 100 times its chance.
 
     Raises:
         ValueError: if a chance is not within 0 and 1.
@@ -157,7 +162,7 @@ def _points(chances: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def _unknown(value: float) -> Difference:
-    """Return a difference without a known spread, which is never significant."""
+    """Return a difference with an infinite interval, because its variance is unknown. It is never significant."""
     return Difference(value, -math.inf, math.inf, 1.0, math.inf)
 
 
@@ -167,7 +172,7 @@ def _unknown(value: float) -> Difference:
 def _groups(
     queries: int, videos: Sequence[object] | np.ndarray | None, tasks: Sequence[int] | np.ndarray | None
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return the number of each query's video, and the queries of each task."""
+    """Return the index of the video of each query (Q,), and the indices of the queries of each task."""
     _, cluster = np.unique(np.arange(queries) if videos is None else np.asarray(videos, str), return_inverse=True)
     task = np.zeros(queries, int) if tasks is None else np.asarray(tasks)
     return cluster, [np.flatnonzero(task == index) for index in np.unique(task)]
@@ -187,12 +192,18 @@ def _by_order(rows: Sequence[np.ndarray], orders: Sequence[Sequence[object] | np
 
 
 def _over_videos(d: np.ndarray, cluster: np.ndarray, parts: Sequence[np.ndarray]) -> tuple[float, int]:
-    """Return the variance of a mean over tasks with whole videos drawn, summed over rows of `d` (R, Q), and its df."""
+    """Return the variance over videos of the mean over tasks, summed over the rows of `d` (R, Q), and its df.
+
+    Captions of one video are one sample.
+
+    Raises:
+        ValueError: if a task has only one video.
+    """
     total, freedom = 0.0, 0
     for part in parts:
         number = len(np.unique(cluster[part]))
         if number < 2:
-            raise ValueError("a task has only one video: no variance over videos is known. Give at least two.")
+            raise ValueError("a task has only one video: no variance over videos is known. Use at least two.")
         for row in d:
             sums = np.bincount(cluster[part], row[part] - row[part].mean())
             total += number / (number - 1) * float((sums**2).sum()) / len(part) ** 2
@@ -201,7 +212,7 @@ def _over_videos(d: np.ndarray, cluster: np.ndarray, parts: Sequence[np.ndarray]
 
 
 def _over_replicates(runs: np.ndarray, cluster: np.ndarray, parts: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Return the variance of R@1 between replicates (R, Q), and its part due to the interaction with videos."""
+    """Return the variance of R@1 between replicates `runs` (R, Q), and its part from the interaction with videos."""
     if len(runs) < 2:
         return 0.0, 0.0
     means = np.mean([runs[:, part].mean(axis=1) for part in parts], axis=0)  # (R,)
@@ -210,11 +221,11 @@ def _over_replicates(runs: np.ndarray, cluster: np.ndarray, parts: Sequence[np.n
 
 
 def of_seeds(rows: Sequence[tuple[int, float | np.ndarray, float | np.ndarray]], best: int | None) -> Spread | None:
-    """Return the spread over the rows' seeds; None if no trained row has two.
+    """Return the variances of the rows over seeds, or None if no trained row has two seeds.
 
     Args:
-        rows: of each row, the number of seeds (0: it trains nothing), and its two variances by `_over_replicates`.
-        best: the row from which the others differ; None: the rows are differences themselves.
+        rows: of each row, the number of seeds (0: not trained), and the two variances from `_over_replicates`.
+        best: the row that is subtracted from the others. If None, the rows are differences already.
     """
     known = [index for index, (seeds, _, _) in enumerate(rows) if seeds > 1]
     if not known:
@@ -236,10 +247,10 @@ def of_seeds(rows: Sequence[tuple[int, float | np.ndarray, float | np.ndarray]],
 
 
 def _prior(seen: np.ndarray, df: np.ndarray) -> np.ndarray:
-    """Return the prior degrees of freedom (J, ...) of J variances, of which each has `df` (J, ...) degrees.
+    """Return the prior degrees of freedom (J, ...) of the J variances `seen`, which have `df` (J, ...) degrees.
 
-    They are `PRIOR`, but fewer in proportion to the probability of so large a variance, given those of the other rows,
-    where it is below `OUTLIER_PROBABILITY` (Phipson et al. 2016): such a row keeps its own variance.
+    They are `PRIOR`, except for an outlier: a variance whose probability, given the other rows, is below
+    `OUTLIER_PROBABILITY`. An outlier has fewer, in proportion to that probability (Phipson et al. 2016).
     """
     rest = df.sum() - df
     if not rest.any():
@@ -250,7 +261,10 @@ def _prior(seen: np.ndarray, df: np.ndarray) -> np.ndarray:
 
 
 def _of_orders(runs: np.ndarray, best: int, cluster: np.ndarray, parts: Sequence[np.ndarray]) -> Spread | None:
-    """Return the spread over task orders of rows (K, O, Q): their paired differences, and all other contrasts."""
+    """Return the variances over task orders of rows (K, O, Q), or None for one order.
+
+    They are the variance of the paired difference of each row, and that of all other contrasts.
+    """
     rows, orders, _ = runs.shape
     if orders < 2:
         return None

@@ -1,6 +1,6 @@
 """Distributions of differences: variance, degrees of freedom, and simultaneous p and interval of several comparisons.
 
-The rules and their sources: orchestrator/tables/intervals.py.
+orchestrator/tables/intervals.py describes the rules and their sources.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scipy import special  # scipy.optimize takes 0.2 s of CPU time to import
 from ctvr.orchestrator.tables.table import LEVEL, Difference
 
 STEP = 1e-8  # precision of a quantile
-POWER = 0.8  # at which a difference counts as detectable
+POWER = 0.8  # power with which a detectable difference is found significant
 
 
 def combined(
@@ -26,10 +26,11 @@ def combined(
     both: float | np.ndarray,
     few: float | np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the variance V of a difference and its degrees of freedom, with the arguments of `Family.judge`.
+    """Return the variance V of a difference and its degrees of freedom. The arguments are those of `Family.judge`.
 
-    Both are continuous in `seen`, and the interval does not become narrower as `seen` rises. U = max(0, seen X - both)
-    has X = chi-square / few, so its first two moments are tails of chi-squares with few, few + 2 and few + 4 degrees.
+    Both are continuous in `seen`, and the interval does not become narrower as `seen` rises. The replicates contribute
+    U = max(0, seen X - both), where X = chi-square / few. The first two moments of U follow from tail probabilities of
+    chi-square distributions with few, few + 2 and few + 4 degrees of freedom.
     """
     of_videos, seen, both, few = (np.asarray(each, float) for each in (of_videos, seen, both, few))
     variance = of_videos + np.maximum(0.0, seen - both)
@@ -44,9 +45,9 @@ def combined(
 
 @dataclass(frozen=True)
 class Family:
-    """The comparisons of `rows` - 1 rows with one that is the best by the same data, or was selected in advance.
+    """Comparisons of `rows` - 1 rows with one row, the best by the same data (`is_chosen`) or selected in advance.
 
-    In the latter case, p and interval refer to the best of the other rows.
+    If it was selected in advance, p and interval apply to the best of the other rows.
     """
 
     rows: int = 2
@@ -64,8 +65,9 @@ class Family:
         """Return a difference with its interval and p, both from the same distribution.
 
         Args:
+            value: the difference.
             of_videos, freedom: variance over test videos and its degrees of freedom.
-            seen, both, few: variance over replicates, its part due to the interaction, degrees of freedom.
+            seen, both, few: variance over replicates, its part from the interaction, its degrees of freedom.
         """
         variance, df = combined(of_videos, freedom, seen, both, few)
         if variance <= 0:
@@ -73,20 +75,20 @@ class Family:
         return self.with_interval(value, math.sqrt(variance), float(df))
 
     def with_interval(self, value: float, error: float, df: float) -> Difference:
-        """Return a difference with this standard error, with its interval and p."""
+        """Return the difference `value` with its interval and p, given its standard error and degrees of freedom."""
         half = self.quantile(df) * error
         detectable = half + float(special.stdtrit(df, POWER)) * error
         return Difference(value, value - half, value + half, self.tail(abs(value) / error, df), detectable)
 
     def tail(self, t: float, df: float) -> float:
-        """Return P(largest |t| of the family >= t)."""
+        """Return the p-value of |t|: the probability of at least `t` if all rows are equal (see `_largest`)."""
         if self.rows <= 2 or t <= 0:
             return float(2 * special.stdtr(df, -t))
         points, weights = _largest(self.rows, self.is_chosen)
         return min(1.0, float(weights @ special.chdtr(df, df * (points / t) ** 2)))
 
     def quantile(self, df: float) -> float:
-        """Return the t whose `tail` is LEVEL."""
+        """Return the critical value t, at which `tail` is `LEVEL`."""
         if self.rows <= 2:
             return -float(special.stdtrit(df, LEVEL / 2))
         least, most = (-float(special.stdtrit(df, level)) for level in (LEVEL, LEVEL / 2 / math.comb(self.rows, 2)))
@@ -96,9 +98,10 @@ class Family:
 
 @lru_cache(maxsize=64)
 def _largest(rows: int, is_chosen: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return points and weights of the largest difference of `rows` standard normal numbers, over sqrt(2).
+    """Return points and weights of the distribution of a difference between `rows` standard normal values, / sqrt(2).
 
-    Relative to the best one, this is their range; relative to one selected in advance, the largest absolute difference.
+    If `is_chosen`, the difference is the range of the values. Otherwise it is the absolute difference between one value
+    and the largest of the others.
     """
     edges, x = np.linspace(0, 12, 601), np.linspace(-8, 8, 401)
     above, below = special.ndtr(x[:, None] + edges), special.ndtr(x[:, None] - edges)

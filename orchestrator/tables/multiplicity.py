@@ -8,9 +8,9 @@ import numpy as np
 
 
 def q_values(p: Sequence[float]) -> list[float]:
-    """Return the false discovery rate at which each of the tests is rejected (Benjamini and Hochberg 1995).
+    """Return the q-value of each test: the smallest false discovery rate at which it is rejected.
 
-    A test without a p (NaN) has no q and does not count among the others.
+    The procedure is that of Benjamini and Hochberg (1995). A test whose p is NaN gets NaN and is not counted.
     """
     tested = np.asarray(p, float)
     order = np.argsort(tested)[: int(np.isfinite(tested).sum())]  # NaN is last

@@ -1,8 +1,8 @@
 """Comparison of rows with papers: the published numbers of equal settings, or the settings that differ.
 
 A row is compared with paper runs in this order: the printed row that it reproduces (tags `ctvr.row` and
-`ctvr.table_name`), its method's main table, every other printed row of its method. The first one with all its settings
-gives the numbers. If there is none, the row gets no numbers, and a footnote lists the differences from the first.
+`ctvr.table_name`), its method's main table, every other printed row of its method. The first paper run whose settings
+equal those of the row gives the numbers. Without such a run, a footnote lists the differences from the first paper run.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from ctvr.orchestrator.tables.table_columns import ORACLE, PRINTED, SCALE, TWINS
 if TYPE_CHECKING:
     from ctvr.orchestrator.tracking.run_record import RunRecord
 
-EXTRA_COLUMNS = "ctvr.columns"  # tag: keys of table_columns.PRINTED that a table of these runs has, comma-separated
-ROW, TABLE_NAME = "ctvr.row", "ctvr.table_name"  # tags: a row's name in its table, and a table of the package
+EXTRA_COLUMNS = "ctvr.columns"  # tag: comma-separated keys of table_columns.PRINTED, columns that the runs request
+ROW, TABLE_NAME = "ctvr.row", "ctvr.table_name"  # tags: name of a row in its table, name of a table preset
 SHARED = "Every row differs from {what} in: {settings}."
 
 
 @dataclass(frozen=True)
 class PaperRun:
-    """A run of a paper."""
+    """A run that a paper reports: its settings and its printed numbers."""
 
     settings: Settings  # all settings, resolved
-    numbers: PublishedRow | None = None  # from an ablation table; None: those of the main table, if any
-    what: str = "its paper"  # its name in footnotes
+    numbers: PublishedRow | None = None  # row of an ablation table; None: the main table has the numbers, if any
+    what: str = "its paper"  # name of the paper run in footnotes
 
 
 PapersOf = Callable[["RunRecord"], Sequence[PaperRun]]
 
 
 def beside_paper(row: Row, run: RunRecord, papers: Sequence[PaperRun]) -> Row:
-    """Return the row with the numbers of a paper run with equal settings, else with its differences from the first.
+    """Return the row with the numbers of a paper run of equal settings, or with its differences from the first one.
 
     Args:
-        row: the row of `run` and its other seeds.
-        papers: the runs to compare with, in this order; if there are none, the main table's numbers are used.
+        row: the row that averages `run` and its other seeds.
+        papers: the paper runs to compare with, in this order. If empty, the numbers of the main table are used.
     """
     if not papers:
         return with_paper(row, run)
@@ -59,7 +59,7 @@ def beside_paper(row: Row, run: RunRecord, papers: Sequence[PaperRun]) -> Row:
 
 
 def _with_row(row: Row, run: RunRecord, printed: PublishedRow) -> Row:
-    """Return the row with the numbers of an ablation table, if it ran on the same benchmark and test videos."""
+    """Return the row with the numbers of an ablation table, if it ran on the benchmark and test videos of the table."""
     if run.tags.get("ctvr.paper") != printed.stream or str(run.settings.get("evaluation.split", "test")) != "test":
         return row
     values = {column: Value(value) for column, value in printed.values.items()}
@@ -75,7 +75,7 @@ def _backbone(run: RunRecord) -> list[str]:
 
 
 def with_differences(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
-    """Add a footnote to each row with its differences from its paper; return also notes on differences of all rows."""
+    """Return the rows with footnotes on their differences from papers, and a note on the differences that all share."""
     shared: dict[str, tuple[str, str]] = {}
     if len(rows) > 1:
         shared = {
@@ -92,7 +92,7 @@ def with_differences(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
 
 
 def more_columns(rows: Sequence[Row], printed: Sequence[str]) -> list[Column]:
-    """Return the additional columns of a paper's table that the runs measured."""
+    """Return the additional columns for which a row has a value: those in `printed`, and those always shown."""
     wanted = {*printed, *TWINS, *ORACLE, *(key for row in rows for key in row.paper)}
     columns = [
         column for key, (column, _) in PRINTED.items() if key in wanted and any(key in row.values for row in rows)
@@ -102,18 +102,21 @@ def more_columns(rows: Sequence[Row], printed: Sequence[str]) -> list[Column]:
 
 
 def requested_columns(runs: Sequence[RunRecord]) -> list[str]:
-    """Return the keys of the columns that the runs' tags request."""
+    """Return the keys of the additional columns in the tags `ctvr.columns` of the runs."""
     return [key for run in runs for key in run.tags.get(EXTRA_COLUMNS, "").split(",") if key]
 
 
 def _digits(column: Column, means: Sequence[float]) -> int:
-    """Return the column's decimals, or more if its smallest value (GMACs of a small backbone) needs them."""
+    """Return the number of decimals of a column. A small value, such as GMACs of a small backbone, increases it."""
     smallest = min((abs(mean) for mean in means if mean and math.isfinite(mean)), default=1.0)
     return max(column.digits, 1 - math.floor(math.log10(smallest))) if column.digits else 0  # counts are integers
 
 
 def more_values(means: Mapping[str, Value]) -> dict[str, Value]:
-    """Return a row's values for `more_columns`; the cost of a video has no spread if it is equal for all seeds."""
+    """Return the values of a row for `more_columns`, from metric -> mean over seeds.
+
+    A value that is equal for all seeds, such as the cost of a video, is shown without a standard deviation.
+    """
     found = {key: means[metric] for key, (_, metric) in PRINTED.items() if metric in means}
     found |= {key: Value(found[key].mean * by, found[key].std * by) for key, by in SCALE.items() if key in found}
     found |= age_values(means)

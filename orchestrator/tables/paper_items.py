@@ -1,4 +1,4 @@
-"""List of every table and figure with results in the five papers: those that run, and why the others do not.
+"""List of every table and figure with results in the five papers, with its command or the reason for not running.
 
 The data are in `paper_items.json` in this folder:
 
@@ -28,13 +28,13 @@ FILE = Path(__file__).parent / "paper_items.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """One table or figure."""
+    """One table or figure of a paper."""
 
     item: str  # paper/table2
     shows: str
-    preset: str = ""  # table preset that reproduces it
+    preset: str = ""  # table preset that reproduces the item
     direction: Direction = "t2v"
-    why: str = ""  # reason why it does not run
+    why: str = ""  # reason why the item does not run
     note: str = ""  # facts that the command does not contain
 
     def __post_init__(self) -> None:
@@ -43,14 +43,12 @@ class Item:
 
     @property
     def command(self) -> str:
-        """Return the command that reproduces it; empty if there is none."""
-        if not self.preset:
-            return ""
-        return f"ctvr sweep --preset {self.preset}" + (f" --direction {self.direction}" * (self.direction != "t2v"))
+        """Return the command that reproduces the item, or "" if the item does not run."""
+        return f"ctvr reproduce {self.item}" if self.preset else ""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return notes on the parts that the command does not reproduce."""
+        """Return the notes on the item: the rows that are not implemented here, and `note`."""
         rows = not_implemented(self.preset) if self.preset else ()
         missing = (f"rows without a method here: {'; '.join(rows)}",) if rows else ()
         return (*missing, *([self.note] if self.note else []))
@@ -61,7 +59,7 @@ CLAIMS = Item(item="claims", shows="headline claims of the papers, tested", pres
 
 @cache
 def read() -> tuple[dict[str, str], tuple[Item, ...]]:
-    """Return the papers by their short names, and all items in the order of the file.
+    """Return the titles of the papers by short name, and all items in the order of the file.
 
     Raises:
         ValueError: for an item that breaks the format.
@@ -74,14 +72,14 @@ def find(name: str) -> Item:
     """Return an item by its name.
 
     Raises:
-        ConfigError: if it is unknown or does not run; the message gives the reason.
+        ConfigError: if the item is unknown or does not run; the message gives the reason.
     """
     if name == CLAIMS.item:
         return CLAIMS
     items = {item.item: item for item in read()[1]}
     if owners := [item.item for item in items.values() if item.preset == name]:
         item = closest(name, owners, 0.0)
-        raise ConfigError(f"{name!r} is a table's preset", "reproduce", remedy=f"Write: ctvr reproduce {item}")
+        raise ConfigError(f"{name!r} is a table's preset", "reproduce", remedy=f"Run: ctvr reproduce {item}")
     if name not in items:
         raise ConfigError(f"{name!r} is unknown.{suggest(name, list(items))} All: ctvr reproduce --list.", "reproduce")
     if items[name].why:
@@ -97,7 +95,7 @@ def text() -> str:
         lines.append(title)
         for item in items:
             if item.item.partition("/")[0] == paper:
-                lines.append(f"  {item.item:<24}  {'runs: ' + item.command if item.preset else 'not: ' + item.why}")
+                lines.append(f"  {item.item:<24}  {item.command or 'not: ' + item.why}")
                 lines += [f"  {'':<24}    {note}" for note in item.notes]
     runs = sum(bool(item.preset) for item in items)
     claims = "The papers' claims: ctvr reproduce claims --list"

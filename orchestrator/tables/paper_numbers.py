@@ -1,8 +1,8 @@
-"""The published numbers of the papers, as data of two kinds:
+"""Published numbers of the papers, in two kinds of JSON files.
 
-`paper_numbers/STREAM.json` holds the main table of a benchmark, one entry for each method (`paper_numbers`).
+`paper_numbers/STREAM.json` contains the main table of a benchmark, with one entry for each method (`paper_numbers`).
 
-`paper_numbers/tables/NAME.json` holds one ablation table, each row as it is printed (`published_rows`):
+`paper_numbers/tables/NAME.json` contains one ablation table, with each row as it is printed (`published_rows`):
 
     {"source": "..., Table 2", "seeds": 3 (null: not printed),
      "notes": ["what holds for the whole table, and where it contradicts itself"],
@@ -11,11 +11,11 @@
                "values": {"msrvtt-10": [17.59, 0.13], ...}, "notes": ["of this row"]},
               {"label": "DiffRate", "row": null, "values": {...}}]}
 
-`row` is the row of the table preset NAME that runs it (`table_presets/NAME.json`), which gives method, presets and
-settings; null is a method that is not implemented here. `recommended` are the stream's settings in the paper, in the
-form of `Stream.settings`, if they are not the code's defaults. Columns are the tables' own keys (`r1`, `rsum`,
-`gmacs`), with the prefix `v2t/` for video to text; a value that is not printed, or not legible in the available text,
-is null. Numbers are copied as printed, including those that cannot be right: notes mention them.
+`row` is the row of the table preset NAME (`table_presets/NAME.json`) that reproduces the printed row. It gives method,
+presets and settings. `row` is null if the method is not implemented here. `recommended` are the settings of the stream
+in the paper, in the form of `Stream.settings`, if they differ from the defaults. `columns` are keys of columns (`r1`,
+`rsum`, `gmacs`), with the prefix `v2t/` for video to text. A value is null if it is not printed, or not legible in the
+available text. Numbers are copied as printed, even if they cannot be right. Notes mention such numbers.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class PublishedRow:
 
     @property
     def mark(self) -> str:
-        """Return the footnote of a row whose method is not implemented here."""
+        """Return the footnote of a row whose method is not implemented here. Otherwise return ""."""
         return "" if self.method else "not implemented here"
 
 
 def published_tables() -> list[str]:
-    """Return the ablation tables with known numbers; each is also a table preset."""
+    """Return the names of the ablation tables with known numbers, which are also names of table presets."""
     return sorted(path.stem for path in (FOLDER / "tables").glob("*.json"))
 
 
@@ -72,8 +72,8 @@ def published_rows(stream: str, table: str = "", method: str = "") -> list[Publi
 
     Args:
         stream: a published benchmark (`Stream.paper`): `msrvtt-10`, `cvlm`, `msrvtt`.
-        table: only of this table.
-        method: only of this method or configuration.
+        table: name of the table to include. If empty, all tables are included.
+        method: method or configuration to include. If empty, all methods are included.
     """
     tables = [name for name in published_tables() if table in {"", name}]
     rows = [row for name in tables for row in _table(name) if row.stream == stream]
@@ -81,24 +81,27 @@ def published_rows(stream: str, table: str = "", method: str = "") -> list[Publi
 
 
 def printed_columns(table: str) -> tuple[str, ...]:
-    """Return the columns of an ablation table, on any stream; empty for a table without known numbers."""
+    """Return the keys of the columns that an ablation table prints for any stream, or () without known numbers."""
     found = [row.values for row in _table(table)] if table in published_tables() else []
     return tuple(dict.fromkeys(column for values in found for column in values))
 
 
 def row_of(table: str, row: str, stream: str) -> PublishedRow | None:
-    """Return the printed row for a table preset's row: on `stream`, else on the first benchmark that has it."""
+    """Return the printed row for row `row` of a table preset, or None if the paper does not print it.
+
+    If the row is not printed for `stream`, return the row for the first benchmark that has it.
+    """
     found = [each for each in _table(table) if each.row == row] if table in published_tables() else []
     return next((each for each in found if each.stream == stream), found[0] if found else None)
 
 
 def benchmarks(table: str) -> tuple[str, ...]:
-    """Return the streams for which the paper's table has columns; empty for a table without known numbers."""
+    """Return the streams for which a printed table has columns, or () for a table without known numbers."""
     return tuple(dict.fromkeys(row.stream for row in _table(table))) if table in published_tables() else ()
 
 
 def not_implemented(table: str) -> tuple[str, ...]:
-    """Return the labels of a table's printed rows that no method here implements; empty without known numbers."""
+    """Return the labels of the printed rows that no method here implements, or () for a table without known numbers."""
     found = [row.label for row in _table(table) if not row.method] if table in published_tables() else []
     return tuple(dict.fromkeys(found))
 
@@ -135,7 +138,7 @@ def _table(name: str) -> tuple[PublishedRow, ...]:
 
 
 def paper_numbers(name: str) -> dict[str, Any] | None:
-    """Return the published numbers of a stream (`msrvtt-10`, ..., `cvlm`); None if there are none."""
+    """Return the content of the main table of a benchmark (`msrvtt-10`, ..., `cvlm`), or None if there is none."""
     path = FOLDER / f"{name}.json"
     if not re.fullmatch(r"[\w-]+", name) or not path.is_file():
         return None
@@ -143,7 +146,7 @@ def paper_numbers(name: str) -> dict[str, Any] | None:
 
 
 def with_paper(row: Row, run: RunRecord) -> Row:
-    """Return the row with the published numbers, if the run used that benchmark and its test videos."""
+    """Return the row with the numbers of the main table, if the run used the test videos of a published benchmark."""
     paper = paper_numbers(run.tags.get("ctvr.paper", "")) or {}
     entry = paper.get("methods", {}).get(row.method)
     if entry is None or str(run.settings.get("evaluation.split", "test")) != "test":
@@ -164,7 +167,7 @@ def _published(value: float | list[float | None]) -> Value:
 
 
 def place(method: str) -> tuple[int, int]:
-    """Return the position of a method in the papers' order: zero-shot first, the upper bound last."""
+    """Return a sort key for methods: the order of the main tables, then other methods, then the upper bound."""
     order = [*(paper_numbers("msrvtt-10") or {}).get("methods", {}), *(paper_numbers("cvlm") or {}).get("methods", {})]
     if method == "upper_bound":
         return 2, 0

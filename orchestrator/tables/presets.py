@@ -76,7 +76,7 @@ class TableRow:
         return re.sub(r"[^A-Za-z0-9_.-]", "-", self.name)
 
     def is_for(self, streams: Iterable[str]) -> bool:
-        """Report whether the row can run on a stream with these names."""
+        """Report whether the row can run on a stream, given the name of the stream and of its published benchmark."""
         return not self.only or any(fnmatchcase(name, pattern) for name in streams for pattern in self.only)
 
 
@@ -106,13 +106,13 @@ class TablePreset:
                 raise ValueError(f"rows: {name} is listed {names.count(name)} times. Keep one, or rename the others.")
 
     def only(self, wanted: Sequence[str]) -> TablePreset:
-        """Return the table with only the wanted rows, in the table's order; all rows if none is named.
+        """Return the table with only the wanted rows, in the table's order. If `wanted` is empty, keep all.
 
         Args:
             wanted: names of rows, possibly split at their commas.
 
         Raises:
-            ConfigError: if it has no such row.
+            ConfigError: if the table lacks a wanted row.
         """
         known = [row.name for row in self.rows]
         chosen = _joined(wanted, known)
@@ -124,7 +124,7 @@ class TablePreset:
         return replace(self, rows=tuple(row for row in self.rows if not wanted or row.name in chosen))
 
     def settings_of(self, row: TableRow, streams: Iterable[str]) -> Settings:
-        """Return the settings of a row on a stream with these names, without the user's."""
+        """Return the settings of a row on a stream with these names, without settings of the user."""
         streams = list(streams)
         return {**self.settings, **_on(self.on, streams), **row.settings, **_on(row.on, streams)}
 
@@ -146,7 +146,7 @@ def _on(settings: OnStreams, streams: Sequence[str]) -> Settings:
 
 
 def _joined(words: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Rejoin names that contain commas and were split at them: the longest sequence that is a known name."""
+    """Rejoin names that were split at their commas. The longest sequence that is a known name becomes one name."""
     names, start = [], 0
     while start < len(words):
         ends = range(len(words), start, -1)
@@ -163,7 +163,7 @@ def preset_names() -> list[str]:
 
 @cache
 def columns_of(name: str) -> tuple[str, ...]:
-    """Return the columns of a table of the package besides the usual ones; empty for any other table."""
+    """Return the columns of a table of the package in addition to the usual ones, or () for any other table."""
     return load_preset(name).columns if name in preset_names() else ()
 
 
@@ -185,7 +185,7 @@ def load_preset(word: str) -> TablePreset:
     try:
         preset = parse_preset(data)
         if not preset.title:  # a search of one method has none
-            raise ConfigError("is empty", "title", remedy="Name the table.")
+            raise ConfigError("is empty", "title", remedy="Set it to the title of the table.")
         return replace(preset, name=path.stem if path.parent == FOLDER else "")
     except ConfigError as error:
         raise ConfigError(f"{error!s:.400}", path.name) from error
@@ -203,7 +203,7 @@ def parse_preset(data: Any) -> TablePreset:
         ConfigError: at the first error.
     """
     if not isinstance(data, Mapping) or not isinstance(data.get("rows", []), list):
-        raise ConfigError("is not a table", remedy="Write an object with title, protocol, stream and a list of rows.")
+        raise ConfigError("is not a table", remedy="Use an object with title, protocol, stream and a list of rows.")
     rows = [_parse_row(row, number) for number, row in enumerate(data.get("rows", []), start=1)]
     rest = {name: value for name, value in data.items() if name != "vary"}
     made = build(TablePreset, {**rest, "rows": tuple(rows)})
@@ -211,7 +211,10 @@ def parse_preset(data: Any) -> TablePreset:
 
 
 def vary(preset: TablePreset, values: Any) -> TablePreset:
-    """Return the table with an added row for each value of each setting: its first row with that setting changed.
+    """Return the table with an added row for each listed value of each setting.
+
+    An added row is the first row of the table with one setting changed, and is not searched. `values` maps a setting to
+    a list of values.
 
     Raises:
         ConfigError: if `values` is not an object of lists.
@@ -220,7 +223,7 @@ def vary(preset: TablePreset, values: Any) -> TablePreset:
     if not all(isinstance(listed, list) and listed for listed in lists) or any(
         isinstance(value, dict) for listed in lists for value in listed
     ):
-        raise ConfigError("is not an object of lists", "vary", remedy='Write {"method.beta": [0.2, 0.4]}.')
+        raise ConfigError("is not an object of lists", "vary", remedy='Use {"method.beta": [0.2, 0.4]}.')
     first = preset.rows[0]
     rows = [
         replace(first, name=f"{name}={value}", settings={**first.settings, name: value}, searched=False)
@@ -231,7 +234,7 @@ def vary(preset: TablePreset, values: Any) -> TablePreset:
 
 
 def _as_typed(value: Any) -> Any:
-    """Return a value as typed; a value that is a list is converted to command-line syntax."""
+    """Convert a list to command-line syntax (`a,b`). Return any other value unchanged."""
     return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
@@ -239,10 +242,10 @@ def _parse_row(data: Any, number: int) -> TableRow:
     if isinstance(data, str):
         data = {"name": data}
     if not isinstance(data, Mapping):
-        raise ConfigError(f"rows[{number}]: is {data!r:.60}. Write a method's name, or an object with name.")
+        raise ConfigError(f"rows[{number}]: is {data!r:.60}. Use a method's name, or an object with name.")
     return build(TableRow, data, f"rows[{number}]")
 
 
 def as_data(preset: TablePreset) -> Settings:
-    """Return plain JSON values, the inverse of `parse_preset`."""
+    """Return a preset as plain JSON values. This is the inverse of `parse_preset`."""
     return dataclasses.asdict(preset)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ctvr.orchestrator.tables.significance import Ranks
     from ctvr.orchestrator.tracking.run_record import RunRecord
 
-SPLITS = {"test": "test", "val": "validation"}  # a table uses the first by default
+SPLITS = {"test": "test", "val": "validation"}  # split -> its name in text; the first is the default
 CHOSE = ("ctvr.trial", "ctvr.confirms")  # tags of runs whose purpose is to choose settings: trials, confirmations
 
 
@@ -23,11 +23,11 @@ def split_of(run: RunRecord) -> str:
 
 
 def select(records: Sequence[RunRecord], split: str = "", of_stream: bool = False) -> tuple[list[RunRecord], list[str]]:
-    """Exclude runs that cannot be in the same table as the others.
+    """Return the runs that can be in one table, and a note for each reason to leave out others.
 
     Args:
         records: runs of one stream.
-        split: the split to keep; empty: test if a complete run was measured on it, else validation.
+        split: the split to keep; empty: test if a complete run was measured on it, otherwise validation.
         of_stream: whether the runs are all those of a stream, not of a sweep. Trials and confirmations are then left
             out if other runs remain: a row must not contain the seed by which it was chosen.
 
@@ -69,9 +69,10 @@ def select(records: Sequence[RunRecord], split: str = "", of_stream: bool = Fals
 
 
 def _with_newest_frames(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """Return the runs whose frames are those of the newest run with equal settings of frames.
+    """Return the runs that read the same frames (tag `ctvr.frames`) as the newest run with equal frame settings.
 
-    A video or an array that was replaced under its name is another one, although the stream's digest is equal.
+    A file of videos or features can change under the same name, while the digest of the stream remains equal. Runs
+    without the tag are kept.
     """
     newest: dict[str, str] = {}
     for run in sorted(runs, key=lambda run: run.started):
@@ -80,15 +81,15 @@ def _with_newest_frames(runs: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def _of_frames(run: RunRecord) -> str:
-    """Return the settings that decide which frames a run reads."""
+    """Return a digest of the settings that determine which frames a run reads."""
     names = [name for name in run.settings if name.startswith(("data.", "evaluation."))]
     return digest_of({name: str(run.settings.get(name)) for name in (*names, "stream", "backbone.name")})
 
 
 def measured_on(kept: Sequence[RunRecord], ranks: Mapping[str, Ranks]) -> str:
-    """Return the sentence that names a table's split, with its numbers of captions and videos if ranks are stored.
+    """Return a sentence that names the split of a table, with the numbers of captions and videos if ranks are stored.
 
-    Images are classified, so they have no ranks.
+    Streams of images are evaluated by classification, without ranks.
     """
     split = SPLITS.get(split_of(kept[0]), split_of(kept[0]))
     captions = max((ranks[run.run_id].of for run in kept if run.run_id in ranks), key=len, default={})

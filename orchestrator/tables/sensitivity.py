@@ -1,4 +1,4 @@
-"""Figures of one searched setting: what each of its values gives (CTVR, figure 8)."""
+"""Sensitivity figures: metrics over the values of one setting (CTVR, figure 8)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from ctvr.orchestrator.tables.unpublished_settings import at_most
 
 
 def sensitivity(table: Table, name: str) -> list[Panel]:
-    """Plot the effect of one setting (fig. 8 of CTVR): R@1 and forgetting, for CVLM also FR and HM.
+    """Plot R@1 and forgetting, for CVLM also FR and HM, over the values of setting `name` (fig. 8 of CTVR).
 
-    Rows that differ only in this setting, or in what it bounds or determines, are one line; rows of methods without it
-    are horizontal lines. The vertical line is the recommended value, whose row has the name of its method.
+    Rows that differ only in this setting, or in settings that it bounds or determines, form one line. Rows of methods
+    that are not varied are horizontal lines. A vertical line marks the recommended value: that of a row without a
+    setting in its label. The result is [] if the rows of each method have only one value.
     """
     lines = _varied(table, name)
     if not lines:
@@ -47,7 +48,7 @@ def sensitivity(table: Table, name: str) -> list[Panel]:
 
 
 def _varied(table: Table, name: str) -> list[list[Row]]:
-    """Group the rows that differ only in the setting `name`, or in what it bounds or determines."""
+    """Group the rows that differ only in setting `name`, or in settings that it bounds or determines."""
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in table.rows:
         if name in row.settings:
@@ -60,7 +61,11 @@ def _varied(table: Table, name: str) -> list[list[Row]]:
 
 
 def _places(values: Sequence[str]) -> tuple[dict[str, float], Scale]:
-    """Return the positions of a setting's values: numbers by value, logarithmic if they span a lot, words in a row."""
+    """Return value -> x position, and the scale of the axis.
+
+    Numbers are at their value, on a logarithmic axis if they span a factor of 20. Text, and such a wide range with a
+    number of 0 or less, is at positions 0, 1, 2, ...
+    """
     numbers = [_number(value) for value in values]
     if not all(map(math.isfinite, numbers)):
         return {value: float(place) for place, value in enumerate(values)}, "linear"
@@ -78,7 +83,7 @@ def _number(text: str) -> float:
 
 
 def line_of(row: Row, points: Sequence[tuple[float, ...]]) -> Line:
-    """Return a line through points (x, mean) or (x, mean, std)."""
+    """Return the line of a row through points (x, mean) or (x, mean, std)."""
     return Line(
         row.label, row.method, [(point[0], point[1], point[2] if len(point) > 2 else math.nan) for point in points]
     )

@@ -1,6 +1,6 @@
 """Differences between the settings of a run and those of its method's paper, and between the seeds of a row.
 
-They are computed from the settings of the run and of the paper.
+Differences from a paper follow from settings, differences between seeds from the tag `ctvr.provenance`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ctvr.orchestrator.tracking.run_record import as_text
 if TYPE_CHECKING:
     from ctvr.orchestrator.tracking.run_record import RunRecord
 
-# Settings of the execution of a run, which are not part of what was run
+# Settings that are not compared with a paper, because they concern the execution of a run
 OF_THE_RUN = {"seed", "stream", "workers", "threads", "data.prefetch_threads", "data.skip_missing", "data.decoder"}
 OF_THE_RUN |= {"tracking.mirror", "tracking.keep_checkpoints", *ADDS_METRICS}
 OF_THE_RUN |= {"evaluation.split", "evaluation.batch_size", "evaluation.query_chunk", "backbone.sha256"}
@@ -35,7 +35,7 @@ RELEASED_IMAGES = {  # values in divyam3897/UCL@cfaa81d, the protocol of BMU-MoC
     "optim.grad_clip": None,
     "optim.carry_momentum": True,
 }
-DATA_AND_OPTIMISER: dict[str, dict[str, Any]] = {  # on the papers' own benchmarks, by the first word of `ctvr.paper`
+DATA_AND_OPTIMISER: dict[str, dict[str, Any]] = {  # settings on published benchmarks, by the first word of `ctvr.paper`
     "msrvtt": {"preset": "paper", "data.num_frames": 12, "data.batch_size": 8, "optim.epochs": 20},
     "actnet": {"preset": "paper-actnet", "data.num_frames": 24, "data.batch_size": 16, "optim.epochs": 20},
     "cvlm": {"preset": "paper", "data.batch_size": 48, "optim.epochs": 10},
@@ -43,29 +43,29 @@ DATA_AND_OPTIMISER: dict[str, dict[str, Any]] = {  # on the papers' own benchmar
     "tiny": RELEASED_IMAGES,
 }
 FRAMES = "data.num_frames"
-PROVENANCE = "ctvr.provenance"  # tag of a run
+PROVENANCE = "ctvr.provenance"  # tag of a run: inputs of the run key other than settings, as JSON
 SHOWN = 12  # maximum settings in a footnote; the CSV has all
 CVLM_BACKBONE = (
-    "initialised from {name} ({weights}); the paper uses its own pre-trained ViT-B and BERT-B, which are not public"
+    "initialized from {name} ({weights}); the paper uses its own pre-trained ViT-B and BERT-B, which are not public"
 )
 
 
 def of_benchmark(paper: str) -> dict[str, Any]:
-    """Return data and optimiser settings that a paper prints for a benchmark (`msrvtt-10`, ...); empty otherwise."""
+    """Return the data and optimizer settings that papers print for a benchmark (`msrvtt-10`, ...), or {} if unknown."""
     return DATA_AND_OPTIMISER.get(paper.partition("-")[0], {}) if "-" in paper or paper == "cvlm" else {}
 
 
 def differences(settings: Mapping[str, Any], paper: Mapping[str, Any], row: str = "") -> dict[str, tuple[str, str]]:
-    """Map each setting that differs to (ours, the paper's); unpublished settings are omitted.
+    """Return setting -> (our value, value of the paper) for each setting that differs. Omit unpublished settings.
 
-    A setting that only one side has is ignored, because a record of an older version lacks newer settings.
+    A setting that only the run or only the paper has is ignored, because records of older versions lack new settings.
     """
     words = deviations(row or str(settings.get("method", "")))
     followed = {name for name, word in words.items() if str(settings.get(name, "")) == word}
     skipped = OF_THE_RUN | followed | set(names_of(settings, row))
     pairs = {name: (as_text(settings[name]), as_text(value)) for name, value in paper.items() if name in settings}
     for name in pairs.keys() & set(of_data("num_frames")):
-        if pairs[name] == pairs.get(FRAMES):  # derived from the data setting on both sides, which is listed already
+        if pairs[name] == pairs.get(FRAMES):  # follows from data.num_frames, which is listed already
             skipped.add(name)
     return {name: pair for name, pair in pairs.items() if name not in skipped and not is_equal(*pair)}
 
@@ -89,7 +89,7 @@ def format_differences(found: Mapping[str, tuple[str, str]]) -> list[str]:
 
 
 def footnote(found: Mapping[str, tuple[str, str]], what: str = "its paper", is_rest: bool = False) -> str:
-    """Return `differs from its paper in: optim.lr 1e-05 (paper 1e-06), ...`; empty if nothing differs.
+    """Return `differs from its paper in: optim.lr 1e-05 (paper 1e-06), ...`, or "" if nothing differs.
 
     `is_rest`: whether another note lists the differences that all rows share.
     """
@@ -101,7 +101,7 @@ def footnote(found: Mapping[str, tuple[str, str]], what: str = "its paper", is_r
 
 
 def between_seeds(runs: Sequence[RunRecord]) -> str:
-    """Return a footnote on how the seeds of a row differ in code, weights, versions or machine; empty if equal."""
+    """Return a footnote on differences in code, weights, versions or machine between the seeds of a row, or ""."""
     made_of = [provenance_of(run) for run in runs]
     of_order = {"stream", "frames"} if len({str(run.settings.get("stream", "")) for run in runs}) > 1 else set()
     names = sorted({name for each in made_of for name in each} - of_order)  # another task order has another digest
@@ -117,7 +117,7 @@ def between_seeds(runs: Sequence[RunRecord]) -> str:
 
 
 def provenance_of(run: RunRecord) -> dict[str, str]:
-    """Return the inputs of a run's key other than its settings, by name; empty if they are not recorded."""
+    """Return name -> value of the inputs of a run key other than settings, or {} if they are not recorded."""
     try:
         found = dict(json.loads(run.tags.get(PROVENANCE, "")))
     except (ValueError, TypeError, RecursionError):  # MLflow's records may have been edited
@@ -126,5 +126,5 @@ def provenance_of(run: RunRecord) -> dict[str, str]:
 
 
 def run_preprocessing(run: RunRecord) -> dict[str, str]:
-    """Return the settings of the weights of a run's backbones as text (`run_key.describe_preprocessing`), by name."""
+    """Return name -> text on the preprocessing of each backbone of a run (`run_key.describe_preprocessing`)."""
     return {name: words for name, words in provenance_of(run).items() if name.endswith("preprocessing")}

@@ -1,6 +1,6 @@
-"""Comparison of a table's rows with the best one: selects the comparable rows and the runs to compare.
+"""Comparison of the rows of a table with the best row: selection of the comparable rows, runs and queries.
 
-The arithmetic is in intervals.py.
+intervals.py computes the differences and their intervals.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -32,7 +33,7 @@ NOTE = (
     "two rows are equal: these videos and seeds do not distinguish them."
 )
 ONE_SEED = "not compared: one seed, and no row has several seeds from which to estimate the variance over seeds"
-LEAST_ORDERS = 4  # with two, 10 % of equal rows are found different; with three, 1 to 9 %
+LEAST_ORDERS = 4  # with two orders, 10 % of tests of equal rows are significant; with three, 1 to 9 %
 FEW_ORDERS = f"not compared: estimating the variance over task orders requires at least {LEAST_ORDERS} orders"
 OTHER_ORDERS = "not compared: its task orders differ from those of the other row"
 NO_RANKS = "not compared: the ranks of its queries are not stored"
@@ -47,13 +48,13 @@ TRANSDUCTIVE = "not compared: transductive scoring, in which test queries influe
 
 @dataclass(frozen=True)
 class Ranks:
-    """The final rank of every query of a run. A mean rank is read by `Rank.read`."""
+    """The final rank of every query of a run. `Rank.read` converts the mean ranks of older versions."""
 
     of: Mapping[str, Rank]  # query "<video>#<number>" -> rank
-    task: Mapping[str, int]  # query -> its task; empty: R@1 is over all queries, not a mean over tasks
+    task: Mapping[str, int]  # query -> its task; empty if an older version did not store it
     # percent of old videos that are re-encoded ("0": as stored) -> query -> rank; empty unless measured
     reencoded: Mapping[str, Mapping[str, Rank]] = field(default_factory=dict)
-    is_older: bool = False  # it stored mean ranks only; its R@k counted a tie as a miss
+    is_older: bool = False  # True: the run stored mean ranks only and counted a tie as a miss in R@k
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "of", read_all(self.of))
@@ -61,16 +62,16 @@ class Ranks:
 
     @cached_property
     def counts_ties_as_misses(self) -> bool:
-        """Return whether the R@k that this run recorded would be another by the present rule."""
+        """Return whether the run has ties and its recorded R@k counts them as misses, unlike the present rule."""
         return self.is_older and any(rank.equal for of in (self.of, *self.reencoded.values()) for rank in of.values())
 
 
 def compare_rows(rows: list[Row], ranks: Mapping[str, Ranks], by_task: bool = False) -> list[Row]:
-    """Return rows with their difference from the best R@1 of their block, or the reason why they were not compared.
+    """Return the rows with their difference from the best R@1 of their block, or a footnote on why there is none.
 
     Args:
         ranks: run id -> ranks.
-        by_task: R@1 is a mean over tasks (CVLM), and the tasks of the queries must be known.
+        by_task: whether R@1 is a mean over tasks (CVLM), for which the ranks must contain the tasks of the queries.
     """
     reasons = [_reason(row, ranks, by_task) for row in rows]
     able = [index for index, reason in enumerate(reasons) if not reason]
@@ -103,12 +104,12 @@ def compare_rows(rows: list[Row], ranks: Mapping[str, Ranks], by_task: bool = Fa
 def all_pairs(
     rows: Sequence[Row], ranks: Mapping[str, Ranks], by_task: bool = False
 ) -> tuple[list[tuple[Row, Row, Difference]], dict[str, str]]:
-    """Return R@1 of a row minus that of a later one for each pair, and the reasons of the rows that are left out.
+    """Return (row, later row, R@1 of the first minus R@1 of the second), and label -> reason of rows left out.
 
-    Intervals and p are simultaneous for all pairs (Tukey). Rows of all blocks are compared, also joint training.
+    Intervals and p are simultaneous for all pairs (Tukey). Rows of all blocks are compared, including joint training.
 
     Args:
-        ranks, by_task: as in `compare_rows`.
+        ranks, by_task: those of `compare_rows`.
     """
     reasons = {row.label: reason for row in rows if (reason := _reason(replace(row, access=""), ranks, by_task))}
     able = [row for row in rows if row.label not in reasons]
@@ -135,7 +136,7 @@ def _best_of_blocks(rows: Sequence[Row], able: Sequence[int]) -> dict[str, int]:
 def _against(
     best: int, able: Sequence[int], rows: Sequence[Row], ranks: Mapping[str, Ranks], by_task: bool
 ) -> dict[int, Difference]:
-    """Return the difference of every other row from the row `best`; intervals cover all pairs of these rows."""
+    """Return index -> difference of row `index` from row `best`, simultaneous for all pairs of the rows `able`."""
     queries = sorted(set.intersection(*(set(ranks[run].of) for index in able for run in rows[index].runs)))
     found = [np.array([[ranks[run].of[q].first for q in queries] for run in rows[index].runs]) for index in able]
     videos = [query.rpartition("#")[0] or query for query in queries]
@@ -150,17 +151,17 @@ def _against(
 
 
 def _order(seed: str) -> str:
-    """Return a run's task order from its seed's name (`1@2`); "" if the row has only one order."""
+    """Return the task order in the name of a seed (`2` for `1@2`), or "" if the row has only one order."""
     return seed.partition("@")[2]
 
 
 def _is_fixed(row: Row) -> bool:
-    """Return whether a row trains nothing, in which case all seeds give the same numbers."""
+    """Return whether a row has no trained parameters, so that all seeds give equal results."""
     return row.values["params_m"].mean == 0 if "params_m" in row.values else False
 
 
 def _unlike(row: Row, best: Row, able: Sequence[Row]) -> str:
-    """Return the reason why a row's spread cannot be compared with the best row's, or ""."""
+    """Return why a row cannot be compared with row `best` by task orders or seeds, or "" if it can."""
     orders = set(map(_order, best.seeds))
     if set(map(_order, row.seeds)) != orders:
         return OTHER_ORDERS
@@ -173,7 +174,7 @@ def _unlike(row: Row, best: Row, able: Sequence[Row]) -> str:
 
 
 def _reason(row: Row, ranks: Mapping[str, Ranks], by_task: bool) -> str:
-    """Return why a row is not compared; empty if it is."""
+    """Return why a row cannot be compared with any row, or "" if it can."""
     if row.access == "joint":
         return UPPER_BOUND
     if row.is_transductive:
@@ -186,7 +187,10 @@ def _reason(row: Row, ranks: Mapping[str, Ranks], by_task: bool) -> str:
 
 
 def one_rule_of_ties(runs: Sequence[RunRecord], ranks: Mapping[str, Ranks]) -> tuple[list[RunRecord], list[str]]:
-    """Leave out runs whose R@k counts a tie as a miss if others give a tie its chance; return a note on such runs."""
+    """Return the runs that treat ties in R@k alike, and a note on runs that count a tie as a miss.
+
+    Such runs are left out if another run counts a tie by its chance. Otherwise they are kept.
+    """
     older = [run for run in runs if run.run_id in ranks and ranks[run.run_id].counts_ties_as_misses]
     others = [run for run in runs if run not in older]
     if not older:
@@ -198,7 +202,7 @@ def one_rule_of_ties(runs: Sequence[RunRecord], ranks: Mapping[str, Ranks]) -> t
 
 
 def read_ranks(tracker: Tracker, run_id: str) -> Ranks | None:
-    """Return the stored ranks of a run; None if it has none."""
+    """Return the stored ranks of a run, or None if they are missing or damaged. Log a warning if they are damaged."""
     try:
         stored = json.loads(read_text(tracker.download(run_id, "ranks.json")))
         queries = list(map(str, stored["query ids"]))
@@ -206,15 +210,44 @@ def read_ranks(tracker: Tracker, run_id: str) -> Ranks | None:
         of = dict(zip(queries, _ranks(stored)))
         aged = {str(share): dict(zip(queries, _ranks(part))) for share, part in stored.get("reencoded", {}).items()}
         return Ranks(of, tasks, aged, is_older="better" not in stored)
-    except (FileNotFoundError, KeyError):  # it was stored without ranks
+    except (FileNotFoundError, KeyError):  # a run without ranks
         return None
     except (TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
         log.warning("run %s: its ranks.json is damaged (%s), so it is not compared", run_id[:8], error)
         return None
 
 
+def gallery_sizes(ranks: Sequence[Ranks]) -> tuple[int, ...]:
+    """Return the number of searched videos of each task, or () if it is unknown or differs between runs."""
+    found = set()
+    for each in ranks:
+        tasks = {query.rpartition("#")[0]: task for query, task in each.task.items()}
+        found.add(tuple(Counter(tasks.values())[task] for task in range(max(tasks.values(), default=-1) + 1)))
+    return found.pop() if len(found) == 1 else ()
+
+
+def rank_curve(ranks: Sequence[Ranks]) -> tuple[tuple[int, float], ...]:
+    """Return (k, mean R@k over runs in percent) for selected k up to the largest rank, or () without ranks.
+
+    A tie counts by the chance that the video is among the first k. All queries have equal weight, also where R@k of the
+    table is a mean over tasks (CVLM).
+    """
+    counts = [
+        np.array([(rank.better, rank.equal) for rank in each.of.values()], float).reshape(-1, 2) for each in ranks
+    ]
+    if not counts or any(len(each) == 0 for each in counts):
+        return ()
+    largest = max(int((1 + each.sum(axis=1)).max()) for each in counts)
+    listed = [times * 10**power for power in range(len(str(largest))) for times in (1, 2, 3, 5, 7)]
+    shares = {
+        k: np.mean([np.clip((k - better) / (1 + equal), 0, 1).mean() for better, equal in (each.T for each in counts)])
+        for k in [*(k for k in listed if k < largest), largest]
+    }
+    return tuple((k, 100 * float(share)) for k, share in shares.items())
+
+
 def _ranks(stored: Mapping[str, Any] | Sequence[float]) -> list[Rank]:
-    """Return the ranks of a file by their counts; a run of an older version stored mean ranks only."""
+    """Return the ranks in the content of a file. Older versions stored mean ranks instead of counts."""
     if isinstance(stored, Mapping) and "better" in stored:
         return [Rank(*map(int, counts)) for counts in zip(*(stored[name] for name in Rank._fields), strict=True)]
     return [Rank.read(float(mean)) for mean in (stored["ranks"] if isinstance(stored, Mapping) else stored)]

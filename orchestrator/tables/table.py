@@ -1,4 +1,4 @@
-"""Data model of a results table: columns, rows, bold cells. Formatting: formats.py."""
+"""Data model of a results table: columns, rows, bold cells. formats.py formats it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ACCESS = {
 
 @dataclass(frozen=True)
 class Value:
-    """A mean over seeds with its sample standard deviation (n - 1); NaN where it is unknown."""
+    """A mean over seeds with its sample standard deviation (n - 1). Either is NaN if it is unknown."""
 
     mean: float = math.nan
     std: float = math.nan
@@ -36,7 +36,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Column:
-    """One metric. `better` gives the direction in which a value is bold; empty: none is."""
+    """One metric. `better` is the direction of better values. The best one is bold; if `better` is empty, none is."""
 
     key: str
     title: str
@@ -46,7 +46,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Difference:
-    """R@1 of a row minus that of another, in points, with its 95 % interval and p."""
+    """The difference of a metric between two rows (of R@1: in points), with its 95 % interval and p."""
 
     value: float = math.nan
     low: float = math.nan
@@ -55,7 +55,7 @@ class Difference:
     detectable: float = math.nan  # true difference that this comparison detects with a power of 80 %
 
     def turned(self) -> Difference:
-        """Return the difference in the opposite direction."""
+        """Return the difference with the opposite sign: the second row minus the first."""
         return Difference(-self.value, -self.high, -self.low, self.p, self.detectable)
 
     def __str__(self) -> str:
@@ -66,13 +66,13 @@ class Difference:
         return f"{self.with_bounds()} {p}{star}"
 
     def with_bounds(self) -> str:
-        """Return the difference and its interval."""
+        """Return the difference and its interval as text: `-1.04 [-3.81, 1.73]`."""
         return f"{_fixed(self.value, 2)} [{_fixed(self.low, 2)}, {_fixed(self.high, 2)}]"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One method in one configuration, averaged over its seeds, with the paper's numbers."""
+    """One method in one configuration, averaged over seeds, with the published numbers."""
 
     label: str
     method: str
@@ -80,31 +80,33 @@ class Row:
     seeds: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()  # MLflow run ids, in the order of `seeds`
     marks: tuple[str, ...] = ()  # caveats of our numbers
-    settings: Mapping[str, str] = field(default_factory=dict)  # distinguishes it from other rows of the same method
+    settings: Mapping[str, str] = field(default_factory=dict)  # settings that differ between rows of the method
     differs: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # setting -> (our value, the paper's)
-    differs_from: str = ""  # the part of its paper that it is compared with
+    differs_from: str = ""  # the paper run with which the row is compared, as text
     extra: Mapping[str, Value] = field(default_factory=dict)  # every other final metric, for the CSV
-    intervals: Mapping[str, Difference] = field(default_factory=dict)  # column -> difference that it shows
-    vs_best: Difference | None = None  # R@1 minus that of its block's best row; p and interval are simultaneous
+    intervals: Mapping[str, Difference] = field(default_factory=dict)  # column -> difference that the cell shows
+    vs_best: Difference | None = None  # R@1 minus R@1 of the best row of the block, simultaneous
     is_reference: bool = False  # True: best R@1 among the compared rows of its block
-    access: str = ""  # its block, a key of ACCESS
+    access: str = ""  # the block of the row, a key of ACCESS
     is_transductive: bool = False  # True: a query's result depends on the other queries
     trials: int | None = None  # number of search trials; None: not recorded
-    by_hand: str = ""  # trials by hand of its recipe; `?`: some or all are not recorded
-    seconds: float = math.nan  # total time of its trials and runs
-    place: int = 0  # position in a table with a given order
+    by_hand: str = ""  # number of trials by hand of the recipe; `?`: some or all are not recorded
+    seconds: float = math.nan  # total time of the trials and runs of the row
+    place: int = 0  # position of the row in a table preset
     paper: Mapping[str, Value] = field(default_factory=dict)
     paper_source: str = ""
     paper_marks: tuple[str, ...] = ()
     curve: tuple[tuple[int, float, float], ...] = ()  # (tasks learned, mean R@1, std)
-    matrices: Mapping[str, list[list[float]]] = field(default_factory=dict)  # name -> mean over seeds
+    gains: tuple[tuple[int, float, float], ...] = ()  # (tasks learned, mean R@1 minus zero-shot CLIP's R@1, std)
+    ranks: tuple[tuple[int, float], ...] = ()  # (k, percent of queries whose match is among the first k)
+    matrices: Mapping[str, list[list[float]]] = field(default_factory=dict)  # title -> mean over seeds
     orders: Mapping[str, tuple[tuple[int, float, float], ...]] = field(default_factory=dict)  # key -> (order, ., .)
     training: Mapping[str, tuple[tuple[int, float, float], ...]] = field(default_factory=dict)  # name -> (epoch, ., .)
 
 
 @dataclass(frozen=True)
 class Table:
-    """All rows of one stream."""
+    """A table of results: all rows of one stream."""
 
     stream: str
     columns: tuple[Column, ...]
@@ -112,6 +114,7 @@ class Table:
     notes: tuple[str, ...] = ()
     title: str = ""
     varies: tuple[str, ...] = ()  # settings that rows change one at a time
+    galleries: tuple[int, ...] = ()  # number of searched videos of each task; empty if unknown
 
     @property
     def heading(self) -> str:
@@ -123,7 +126,7 @@ class Table:
         return "accuracy" if any(column.key == "accuracy" for column in self.columns) else "R@1"
 
     def cost_cells(self, row: Row) -> list[str]:
-        """Return the last cells of a row: trials searched and time; empty if they are recorded for no row."""
+        """Return the last cells of a row: search trials and time. Return [] if no row has recorded trials."""
         if all(each.trials is None for each in self.rows):
             return []
         searched = MISSING if row.trials is None else str(row.trials)
@@ -131,24 +134,27 @@ class Table:
 
     @property
     def comparison_titles(self) -> list[str]:
-        """Return the title of the column of `comparison_cells`; empty if no rows were compared."""
+        """Return the title of the column of `comparison_cells`, or [] if no rows were compared."""
         return ["R@1 vs best"] if any(row.vs_best for row in self.rows) else []
 
     def comparison_cells(self, row: Row) -> list[str]:
-        """Return the row's difference from the best one; empty if no rows were compared."""
+        """Return the cell with the difference of a row from the best row, or [] if no rows were compared."""
         if not self.comparison_titles:
             return []
         return ["best" if row.is_reference else str(row.vs_best) if row.vs_best else "not compared"]
 
     @property
     def blocks(self) -> list[tuple[str, tuple[Row, ...]]]:
-        """Return the rows of each kind of access with the title of their block, which is empty if there is only one."""
+        """Return (title, rows) of each block: rows with equal access to data. A single block has the title ""."""
         kinds = {access: tuple(row for row in self.rows if row.access == access) for access in ACCESS}
         found = [(title, kinds[access]) for access, title in ACCESS.items() if kinds[access]]
         return found if len(found) > 1 else [("", self.rows)]
 
     def best(self, access: str = "") -> dict[str, float]:
-        """Map column keys to the best mean of a block's competing rows, as printed; only columns with two or more."""
+        """Map column keys to the best mean, rounded as printed, of the rows of a block that compete in the column.
+
+        Columns in which fewer than two rows compete are omitted.
+        """
         found: dict[str, float] = {}
         rows = [row for row in self.rows if row.access == access]
         for column in self.columns:
@@ -168,7 +174,7 @@ def competes(row: Row, column: Column) -> bool:
     """Report whether a row can win a column of its block.
 
     Joint training sees all data at once, a transductive row sees the other queries, and an untrained row can neither
-    forget nor cost training.
+    forget nor have a cost of training.
     """
     is_of_training = column.key.rpartition("/")[2] in {"bwf", "fr", "train_gmacs"}
     if row.access == "joint" or (row.is_transductive and column.key != "params_m"):
@@ -178,18 +184,25 @@ def competes(row: Row, column: Column) -> bool:
 
 
 def cell(row: Row, column: Column) -> str:
-    """Format a cell as `number` does, or as `-1.04 [-3.81, 1.73]` where the row has an interval of this column."""
+    """Format a cell as `number` does, or as `-1.04 [-3.81, 1.73]` if the row has an interval in this column."""
     if (known := row.intervals.get(column.key)) is None:
         return number(row.values.get(column.key, Value()), column.digits)
     return known.with_bounds()
 
 
 def number(value: Value, digits: int = 2, sign: str = "±") -> str:
-    """Format as `25.87±0.33`, as the papers do; only the mean without a known std; `n/a` without a mean."""
+    """Format a value as `25.87±0.33`, as `25.87` if the std is unknown, or as `n/a` if the mean is unknown."""
     if not math.isfinite(value.mean):
         return MISSING
     mean = _fixed(value.mean, digits)
     return f"{mean}{sign}{value.std:.{digits}f}" if math.isfinite(value.std) else mean
+
+
+def decimals(value: float, most: int) -> int:
+    """Return the number of decimals, at most `most`, with which a value has at most four significant digits."""
+    if not math.isfinite(value) or abs(value) < 1:
+        return most
+    return max(0, min(most, 3 - int(math.log10(abs(value)))))
 
 
 def _fixed(value: float, digits: int) -> str:

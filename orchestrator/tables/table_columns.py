@@ -41,7 +41,7 @@ ANSWERS = (  # QA
 )
 OF_VIDEOS = {"own gallery": "t2v/r1_own", "all galleries so far": "t2v/r1"}
 CURRENT = "stream/t2v/r1_current"  # mean R@1 of every task in its own gallery, just after it was learned
-OWN = "stream/t2v/r1_own"  # the same after the last task
+OWN = "stream/t2v/r1_own"  # mean R@1 of every task in its own gallery, after the last task
 INCREMENTAL = (
     "stream/t2v/r1_incremental"  # mean over t of the tasks' mean R@1 among all videos after task t (DAR, eq. 6)
 )
@@ -60,7 +60,7 @@ EXTRA = _by_key(
     (Column("own", "R@1 (own gallery)", "up"), OWN),
     (Column("incremental", "R@1 (average incremental)", "up"), INCREMENTAL),
     (Column("twin", "Twins", "up"), "stream/t2v/twin"),
-    # papers do not print these
+    # columns that papers do not print
     (Column("query_passes", "Text passes (query)", "down", 0), "cost/query_passes"),
     (Column("query_gmacs", "GMACs (query)", "down", 1), "cost/query_gmacs"),
     (Column("speed", "Videos/s", "up", 1), "cost/videos_per_second"),
@@ -85,7 +85,7 @@ TWIN_NOTE = (
     "R@1 (twin), R@1 (no twin): R@1 of the captions whose video has a time-reversed twin, and of all others. A method "
     "that averages frames scores both twins equally, and each is found first with probability 1/2 at most."
 )
-ORACLE = _by_key(  # shown if a run measured them; none is bold and none is compared
+ORACLE = _by_key(  # shown if a run measured them, without bold values or comparisons
     (Column("oracle_r1", "Oracle: R@1, own prompt"), "stream/oracle/r1"),
     (Column("oracle_block", "Oracle: R@1, own block"), "stream/oracle/r1_block"),
     (Column("oracle_right", "Best video of right task (%)"), "stream/oracle/right"),
@@ -96,7 +96,7 @@ ORACLE_NOTE = (
     "right task: without an oracle. These columns are not compared between rows."
 )
 PRINTED = EXTRA | TWINS | ORACLE
-SCALE = {"stored": 4 / 1000, "index_mb": 1e-6, "replay_mb": 1e-6}  # float32 numbers to kB, bytes to MB
+SCALE = {"stored": 4 / 1000, "index_mb": 1e-6, "replay_mb": 1e-6}  # float32 values to kB, bytes to MB
 
 NEIGHBOUR_NOTE = (
     "Accuracy: k-nearest-neighbour classification of a task's test images by its training images, with the k of the "
@@ -115,9 +115,9 @@ class Measures:
     """The columns of a protocol's tables, and the metrics that they show."""
 
     names: dict[str, str]  # column -> metric
-    curve: str  # metric over tasks
+    curve: str  # metric that is plotted after each task
     matrices: dict[str, str]  # title -> metric of each task, without the prefix `task_NN/`
-    columns: tuple[Column, ...] = ()  # metrics of all tasks, if nothing is searched
+    columns: tuple[Column, ...] = ()  # columns of a protocol without retrieval; empty for retrieval
     note: str = ""  # definition of the columns
 
 
@@ -147,6 +147,6 @@ OF = {
 
 
 def notes_on(columns: Sequence[Column]) -> list[str]:
-    """Return the notes that explain the columns of twins and of an oracle, where a table has them."""
+    """Return the notes that explain the columns of twins and of an oracle, if a table has such columns."""
     keys = {column.key for column in columns}
     return [note for group, note in ((TWINS, TWIN_NOTE), (ORACLE, ORACLE_NOTE)) if keys & group.keys()]

@@ -1,6 +1,6 @@
-"""Figures of a table, drawn from its rows only. docs/figures.md describes each.
+"""Figures of a table as panels, which use its rows only. docs/figures.md describes each figure.
 
-Matrices of a row: write.py; styling: figures/plots.py.
+write.py adds the matrices of each row, figures/plots.py draws the panels.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import numpy as np
 
 from ctvr.orchestrator.figures.plots import Line, Panel, Scale
 from ctvr.orchestrator.figures.styles import LineName, styles_of
-from ctvr.orchestrator.tables.curves import OWN, changes
+from ctvr.orchestrator.tables.curves import OWN, changes, reference_curves
 from ctvr.orchestrator.tables.index_age import reencoding_curve, share_curve
 from ctvr.orchestrator.tables.sensitivity import line_of, sensitivity
 from ctvr.orchestrator.tables.table import Row, Table, Value, competes
 
-Drawing = tuple[str, str, list[Panel]]  # suffix of the file name, title after the stream's name, panels
-Cost = tuple[str, Scale, Callable[[Row], float]]  # label of the axis, and the value of a row
+Drawing = tuple[str, str, list[Panel]]  # (suffix of the file name, title without the stream, panels)
+Cost = tuple[str, Scale, Callable[[Row], float]]  # (label of the axis, scale, function that returns the cost of a row)
+MOST_BARS = 8  # maximum rows that are drawn as groups of bars; more bars would be too thin
 GEOMETRY = {
     "micd_text": "MICD of captions (eq. 22)",
     "micd_video": "MICD of videos (eq. 22)",
@@ -29,14 +30,14 @@ GEOMETRY = {
 
 
 def choose_styles(rows: Sequence[Row]) -> list[tuple[int, LineName]]:
-    """Return the colour and line style of each row in the figures."""
+    """Return the color (index into `styles.COLOURS`) and the line style of each row."""
     styles = styles_of([(row.label, row.method) for row in rows])
     found = [styles[row.label, row.method] for row in rows]
     return [(style.hue, style.line) for style in found]
 
 
 def list_drawings(table: Table) -> list[Drawing]:
-    """Return every figure for which the rows have the numbers."""
+    """Return every figure for which the rows have values."""
     found = [(name, title.replace("R@1", table.measured), make(table)) for name, (title, make) in FIGURES.items()]
     found += [
         (f"vary_{name.rpartition('.')[2]}", f"sensitivity to {name}", sensitivity(table, name)) for name in table.varies
@@ -45,7 +46,7 @@ def list_drawings(table: Table) -> list[Drawing]:
 
 
 def select_curves(table: Table) -> list[Row]:
-    """Return the rows to plot as R@1 after each task; empty if no row has several tasks."""
+    """Return the rows with a curve of R@1 after each task, or [] if no row has several tasks."""
     rows = [row for row in table.rows if row.curve]
     return rows if any(len(row.curve) > 1 for row in rows) else []
 
@@ -53,11 +54,19 @@ def select_curves(table: Table) -> list[Row]:
 def _curves(table: Table) -> list[Panel]:
     """Plot R@1 after each task: fig. 6 of CTVR, fig. 4 of StructAlign."""
     lines = [Line(row.label, row.method, row.curve) for row in select_curves(table)]
-    return [Panel("tasks learned", f"{table.measured} (%)", lines)] if lines else []
+    return [Panel("tasks learned", f"{table.measured} (%)", lines, dashed=_dashed(table, lines))] if lines else []
+
+
+def _dashed(table: Table, lines: Sequence[Line]) -> dict[str, list[tuple[float, float]]]:
+    """Return the curves of zero-shot CLIP (unless it is a line) and of a random order, at the x values of the lines."""
+    steps = {x for line in lines for x, _, _ in line.points}
+    omitted = {"zero-shot" for line in lines if line.method == "zero_shot"}
+    found = {name: points for name, points in reference_curves(table).items() if name not in omitted}
+    return {name: [point for point in points if point[0] in steps] for name, points in found.items()}
 
 
 def _forgetting(table: Table) -> list[Panel]:
-    """Plot R@1 of the first two tasks after every task (fig. 3 of BMU-MoCo), and the mean loss of all old tasks."""
+    """Plot R@1 of the first two tasks after every task (fig. 3 of BMU-MoCo), and the mean R@1 lost on old tasks."""
     rows = [(row, row.matrices[OWN]) for row in table.rows if len(row.matrices.get(OWN, ())) > 1]
     if not rows:
         return []
@@ -66,7 +75,9 @@ def _forgetting(table: Table) -> list[Panel]:
         lines = [
             line_of(row, [(t, matrix[t - 1][task]) for t in range(task + 1, len(matrix) + 1)]) for row, matrix in rows
         ]
-        panels.append(Panel("tasks learned", f"R@1 of task {task + 1} (%)", lines))
+        chance = [(t, 100 / table.galleries[task]) for t in (task + 1, len(rows[0][1]))] if table.galleries else []
+        dashed = {"chance": chance} if chance else {}
+        panels.append(Panel("tasks learned", f"R@1 of task {task + 1} (%)", lines, dashed=dashed))
     lost = [
         line_of(
             row,
@@ -74,7 +85,15 @@ def _forgetting(table: Table) -> list[Panel]:
         )
         for row, matrix in rows
     ]
-    return [*panels, Panel("tasks learned", "R@1 lost since learned (points, mean of old tasks)", lost)]
+    between = _around(lost, least=1.0)  # otherwise noise of 0.01 points fills the panel if nothing is lost
+    return [*panels, Panel("tasks learned", "points of R@1 lost, mean of old tasks", lost, between=between)]
+
+
+def _around(lines: Sequence[Line], least: float) -> tuple[float, float]:
+    """Return limits of the y axis, with a margin, that contain all points, 0, `-least` and `least`."""
+    known = [mean for line in lines for _, mean, _ in line.points if math.isfinite(mean)]
+    low, high = min(-least, *known, 0.0), max(least, *known, 0.0)
+    return low - 0.05 * (high - low), high + 0.05 * (high - low)
 
 
 def _final(table: Table) -> list[Panel]:
@@ -93,23 +112,24 @@ def _final(table: Table) -> list[Panel]:
 
 
 def _plasticity(table: Table) -> list[Panel]:
-    """Plot R@1 of every task when it was learned, minus zero-shot's: the diagonal of `changes` for all rows."""
+    """Plot R@1 of every task when it was learned minus zero-shot CLIP's R@1: the diagonal of `changes` of each row."""
     found = changes(table)
     lines = [
         line_of(row, [(t, after[-1]) for t, after in enumerate(found[row.label], start=1)])
         for row in table.rows
         if row.label in found
     ]
-    return [Panel("task", "R@1 when learned, less zero-shot (points)", lines)] if lines else []
+    bars = len(lines) <= MOST_BARS
+    return [Panel("task", "R@1 when learned, less zero-shot (points)", lines, bars=bars)] if lines else []
 
 
 def _cost(table: Table) -> list[Panel]:
-    """Plot R@1 against cost (fig. 5 of StructAlign), with the Pareto front."""
+    """Plot R@1 against each cost in `COSTS` (fig. 5 of StructAlign), with the Pareto front."""
     return [panel for cost in COSTS for panel in _against(table, cost, "r1", "R@1 (%)")]
 
 
 def mean_cost(tables: Sequence[Table]) -> list[Panel]:
-    """Plot the means over streams of R@1 and trained parameters, for rows of all tables (fig. 5 of StructAlign)."""
+    """Plot R@1 against trained parameters, as means over streams, for rows of all tables (fig. 5 of StructAlign)."""
     rows = []
     for row in tables[0].rows:
         own = [each for table in tables for each in table.rows if (each.label, each.method) == (row.label, row.method)]
@@ -122,14 +142,14 @@ def mean_cost(tables: Sequence[Table]) -> list[Panel]:
 
 
 def _pareto(table: Table) -> list[Panel]:
-    """Plot R@1 and forgetting against multiply-adds, for a table with that column, with the Pareto front."""
+    """Plot R@1 and BWF against multiply-adds, with the Pareto front, for a table with columns GMACs and BWF."""
     if not {"gmacs", "bwf"} <= {column.key for column in table.columns}:
         return []
     return [*_against(table, GMACS, "r1", "R@1 (%)"), *_against(table, GMACS, "bwf", "BWF (points)", sign=-1)]
 
 
 def _sums(table: Table) -> list[Panel]:
-    """Plot R-Sum against the multiply-adds of a video (fig. 1d of TempMe), for a table with R-Sum."""
+    """Plot R-Sum against the multiply-adds of a video (fig. 1d of TempMe), for a table with the column R-Sum."""
     if "rsum" not in {column.key for column in table.columns}:
         return []
     return _against(table, GMACS, "rsum", "R-Sum (R@1 + R@5 + R@10, %)")
@@ -148,7 +168,7 @@ def _backfilling(table: Table) -> list[Panel]:
 
 
 def _against(table: Table, of: Cost, key: str, unit: str, sign: int = 1) -> list[Panel]:
-    """Plot a column against a cost, with the Pareto front; `sign` is -1 where less is better."""
+    """Plot column `key` against a cost, with the Pareto front. `sign` is -1 if smaller values are better."""
     name, scale, cost = of
     cells = [(row, row.values.get(key, Value())) for row in table.rows]
     known = [
@@ -160,7 +180,7 @@ def _against(table: Table, of: Cost, key: str, unit: str, sign: int = 1) -> list
         return []
     lines = [line_of(row, [(x, cell.mean, cell.std)]) for row, x, cell in known]
     column = next((each for each in table.columns if each.key == key), table.columns[0])
-    shared = table.blocks[0][1]  # a front is of rows with equal access
+    shared = table.blocks[0][1]  # only rows with equal access to data form a front
     front = pareto([(x, sign * cell.mean) for row, x, cell in known if competes(row, column) and row in shared])
     return [Panel(name, unit, lines, joined=False, scale=scale, front=[(x, sign * y) for x, y in front])]
 
@@ -175,7 +195,7 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _geometry(table: Table) -> list[Panel]:
-    """Plot StructAlign's category geometry over training: fig. 8 of its paper, and the angles of eq. 9."""
+    """Plot the category geometry of StructAlign over epochs: fig. 8 of the paper, and the angles of eq. 9."""
     panels = []
     for key, name in GEOMETRY.items():
         rows = [row for row in table.rows if row.training.get(key)]
@@ -187,7 +207,7 @@ def _geometry(table: Table) -> list[Panel]:
 
 
 def _losses(table: Table) -> list[Panel]:
-    """Plot the loss of training pairs and of others over all epochs, a panel for each row: fig. 6 of CAMoE."""
+    """Plot the loss of training and evaluated pairs over all epochs, in a panel for each row (fig. 6 of CAMoE)."""
     panels = []
     for row in table.rows:
         keys = sorted((key for key in row.training if key.startswith("loss/")), key=lambda key: key != "loss/train")
@@ -199,13 +219,13 @@ def _losses(table: Table) -> list[Panel]:
 
 
 def _borders(row: Row) -> list[float]:
-    """Return the epochs between which a task ends, if all tasks have equally many."""
+    """Return the x positions between epochs at which a task ends, or [] if tasks differ in their number of epochs."""
     tasks, epochs = len(row.curve), max(points[-1][0] for points in row.training.values() if points)
     return [epochs * t / tasks + 0.5 for t in range(1, tasks)] if tasks and epochs % tasks == 0 else []
 
 
 def _experts(table: Table) -> list[Panel]:
-    """Plot each expert's share in the last epoch of every task, a panel for each row: fig. 7 of CAMoE, as a mean."""
+    """Plot the mean share of each expert in the last epoch of every task, in a panel for each row (fig. 7 of CAMoE)."""
     panels = []
     for row in table.rows:
         lines = []
@@ -220,9 +240,10 @@ def _experts(table: Table) -> list[Panel]:
 
 
 def expert_shares(row: Row) -> np.ndarray:
-    """Return each expert's share in percent of the gates of each task's last epoch, (E, T); 0 rows if none were logged.
+    """Return the percentage (E, T) of each of E experts in the gates of the last epoch of each of T tasks.
 
-    The logged numbers are sums over captions, so seeds or workers with more captions have more weight.
+    E is 0 if a method does not log experts. Logged values are sums over captions, so that seeds or workers with more
+    captions have more weight.
     """
     keys = sorted(key for key in row.training if key.startswith("expert/"))
     counted = np.zeros((len(keys), len(row.curve)))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def order_of(run: RunRecord) -> int:
-    """Return the seed of a run's task order; 0 is the stream's own order."""
+    """Return the seed of the task order of a run, or 0 for the own order of the stream."""
     return split_order(str(run.settings.get("stream", "")))[1]
 
 
@@ -24,12 +24,12 @@ def in_any_order(name: str, value: object) -> str:
 
 
 def content_of(run: RunRecord) -> str:
-    """Return the order-independent digest of a run's stream if recorded; older runs used the stream's own order."""
+    """Return the order-independent digest of the stream of a run. Older runs have only an order-dependent digest."""
     return run.tags.get("ctvr.stream_content") or run.tags.get("ctvr.stream_digest", "")
 
 
 def seed_names(runs: Sequence[RunRecord]) -> tuple[str, ...]:
-    """Return the seed of each run, with its order (`1@2`) if they have several."""
+    """Return the seed of each run, with its task order (`1@2`) if the runs have several orders."""
     several = len({order_of(run) for run in runs}) > 1
     seeds = [str(run.settings.get("seed", "0")) for run in runs]
     return tuple(f"{seed}@{order_of(run)}" if several else seed for seed, run in zip(seeds, runs))
@@ -38,7 +38,7 @@ def seed_names(runs: Sequence[RunRecord]) -> tuple[str, ...]:
 def by_order(
     runs: Sequence[RunRecord], measures: Mapping[str, str], finals: Sequence[Mapping[str, float]]
 ) -> dict[str, tuple[tuple[int, float, float], ...]]:
-    """Return a row's metrics in each order; empty if all runs have one order.
+    """Return the metrics of a row in each task order, or {} if all runs have one order.
 
     Args:
         measures: column -> metric.
@@ -61,7 +61,7 @@ def by_order(
 
 
 def mark(r1: Sequence[tuple[int, float, float]]) -> str:
-    """Return the footnote of a row over several orders."""
+    """Return the footnote of a row over several task orders, from (order, mean, std) of R@1, or "" without orders."""
     if not r1:
         return ""
     means = [mean for _, mean, _ in r1]

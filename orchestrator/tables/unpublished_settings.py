@@ -1,6 +1,6 @@
 """Settings of a run that no paper publishes or that deviate from the text of the paper, for the footnotes of tables.
 
-The Config of a method declares both (methods/settings.py); Ray is not imported for them.
+The Config of a method declares both kinds (methods/settings.py). Ray is not imported to read them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DEPARTURES = "deviates from its paper's text, for reasons given in the method's 
 
 
 def unpublished(method: str) -> tuple[str, ...]:
-    """List the settings of a row that no paper publishes; empty for a plug-in."""
+    """List the settings of a method or configuration that no paper publishes, or () for a plug-in."""
     return tuple(_facts(method)["unpublished"])
 
 
@@ -28,13 +28,13 @@ def deviations(method: str) -> dict[str, str]:
 
 
 def at_most(method: str) -> dict[str, str]:
-    """Map each setting with an upper bound to the setting that is the bound."""
+    """Map each setting that another setting bounds from above to that other setting."""
     return dict(_facts(method)["at_most"])
 
 
 @cache
 def _facts(method: str) -> dict[str, Any]:
-    """Return, by kind, the facts about settings that a method's Config declares; none for a plug-in."""
+    """Return the facts that the Config of a method declares about its settings, by kind. A plug-in has none."""
     owner = CONFIGURATIONS.get(method, (method, ""))[0]
     if owner not in EVERY_METHOD:
         return {"unpublished": (), "paper": {}, "at_most": {}}
@@ -53,16 +53,16 @@ def _declared(owner: str, row: str) -> dict[str, Any]:
 
 
 def names_of(settings: Mapping[str, Any], row: str = "") -> tuple[str, ...]:
-    """List the settings of a run that no paper publishes, those of a wrapped retriever as `base.*`."""
+    """List the settings of a run that no paper publishes. Settings of a wrapped retriever are named `base.*`."""
     own = unpublished(row or str(settings.get("method", "")))
     wrapped = unpublished(str(settings.get("method.base", "")))
     return tuple(dict.fromkeys([*own, *(name.replace("method.", "base.", 1) for name in wrapped)]))
 
 
 def footnote(settings: Mapping[str, Any], row: str = "") -> str:
-    """Return the footnote that lists the unpublished settings of a run; empty if papers publish all of them.
+    """Return the footnote that lists the unpublished settings of a run, or "" if papers publish all of them.
 
-    A strategy's row names the settings of the retriever that it wraps, too.
+    The footnote of a strategy also lists the settings of the retriever that it wraps.
 
     Args:
         settings: flat settings of the run.
@@ -73,7 +73,7 @@ def footnote(settings: Mapping[str, Any], row: str = "") -> str:
 
 
 def departures(settings: Mapping[str, Any], row: str = "") -> str:
-    """Return the footnote that lists the settings in which a run deviates from the text of its paper; empty if none."""
+    """Return the footnote that lists the settings in which a run deviates from the text of its paper, or ""."""
     words = deviations(row or str(settings.get("method", "")))
     differing = {name: word for name, word in words.items() if str(settings.get(name, word)) != word}
     listed = [f"{name} {settings[name]} (paper {word})" for name, word in differing.items()]

@@ -1,10 +1,10 @@
 """Comparisons with the authors' own code, as data: verified.json in this folder.
 
 An entry is one method under one preset, with the release that was run (unmodified, on small seeded weights) and its
-checks: what was compared, how many tensors, tables or numbers, within what tolerance, by which test. The reference of a
-    check `in_clone` is among the repository's fixtures; other checks need the complete reference files (folder
-    `reference/` of CTVR_SHARED) and are skipped elsewhere. `open` lists the parts that could not be compared, with
-    reasons.
+checks. A check states what was compared, the number of cases (tensors, tables or values), the tolerance and the test.
+The reference of a check `in_clone` is among the fixtures of the repository. Other checks need the complete reference
+files (folder `reference/` of CTVR_SHARED) and are skipped without them. `open` lists the parts that could not be
+compared, with reasons.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ PROVES_CODE = {"forward", "loss", "gradients"}
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One comparison."""
+    """One comparison of values with those of a release."""
 
-    what: str  # one of WHAT
+    what: str  # kind of check, one of `WHAT`
     cases: int
-    tolerance: float  # largest absolute difference; 0: equal digit for digit
+    tolerance: float  # largest absolute difference; 0: the values are equal
     test: str  # path::function
     in_clone: bool = True  # False: only with the complete reference files
 
@@ -42,7 +42,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """One method compared with one release."""
+    """One method under one preset, compared with one release."""
 
     method: str
     preset: str
@@ -53,10 +53,10 @@ class Verified:
 
 @dataclass(frozen=True, kw_only=True)
 class VerificationRow:
-    """A method's row of REPRODUCIBILITY.md, apart from its entries."""
+    """The row of a method in REPRODUCIBILITY.md, without its comparisons (`Verified`)."""
 
     method: str
-    grade: str  # basis of a method without a release: paper or ours
+    grade: str  # `paper` or `ours`: basis of a method that no check compares with a release
     tests: tuple[str, ...]
     against: str
     note: str = ""
@@ -83,7 +83,7 @@ def of_method(method: str) -> tuple[Verified, ...]:
 
 
 def checks_of(test: str) -> dict[tuple[str, str], Check]:
-    """Return the checks of a test by (method, what)."""
+    """Return (method, what) -> check, for the checks that a test runs."""
     return {(entry.method, check.what): check for entry in read()[1] for check in entry.checks if check.test == test}
 
 
@@ -92,7 +92,7 @@ def equals(entry: Verified, only: Collection[str] = WHAT) -> str:
 
     Args:
         entry: the comparison.
-        only: the kinds of checks that are listed; empty text if the entry has none of them.
+        only: the kinds of checks to list. The footnote is "" if the entry has none of them.
     """
     checks = [check for check in sorted(entry.checks, key=lambda check: WHAT.index(check.what)) if check.what in only]
     if not checks:
@@ -105,7 +105,7 @@ def equals(entry: Verified, only: Collection[str] = WHAT) -> str:
 
 
 def counted() -> str:
-    """Return the sentence with the numbers of methods that are compared with their authors' code."""
+    """Return text that states how many methods are compared with their authors' code, and how many have grade code."""
     rows, entries = read()
     compared, graded = {entry.method for entry in entries}, {row.method for row in rows if grade_of(row) == "code"}
     return (
@@ -115,7 +115,7 @@ def counted() -> str:
 
 
 def grade_of(row: VerificationRow) -> str:
-    """Return `code` if a check in every clone compares features, losses or gradients with a release, else `grade`."""
+    """Return `code` if a check in every clone compares features, losses or gradients. Otherwise return `row.grade`."""
     checks = [check for entry in of_method(row.method) for check in entry.checks]
     return "code" if any(check.in_clone and check.what in PROVES_CODE for check in checks) else row.grade
 

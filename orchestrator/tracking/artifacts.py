@@ -1,4 +1,4 @@
-"""Addresses of runs' artifacts in the records, which may be from elsewhere: only those that addresses.py allows."""
+"""Artifact addresses of runs. The records may be untrusted, so only addresses that addresses.py allows are used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ArtifactAddresses:
-    """Addresses of the artifacts of one MLflow store's runs, each checked once."""
+    """Artifact addresses of the runs of one MLflow store, each checked once."""
 
     def __init__(self, uri: str, runs: Path, client: Callable[[], MlflowClient]) -> None:
         self.uri, self.runs, self._client = uri, runs, client
@@ -34,7 +34,7 @@ class ArtifactAddresses:
         """Return the address of a run's artifacts.
 
         Raises:
-            ConfigError: if this command may not use it.
+            ConfigError: if this command may not use the address.
         """
         if run_id not in self._known:
             address = self._recorded(run_id)
@@ -54,9 +54,9 @@ class ArtifactAddresses:
         return str(self._client().get_run(run_id).info.artifact_uri)
 
     def require(self, address: str, what: str) -> None:
-        """Refuse an address in the records that this command may not use.
+        """Check that this command may use an artifact address from the records.
 
-        A server that the user names chooses the folders and buckets of its artifacts, but no other web server.
+        A server that the user names may choose any folder or bucket for artifacts, but not another web server.
 
         Raises:
             ConfigError: one line that names the record, the host and the option.
@@ -66,10 +66,10 @@ class ArtifactAddresses:
             require_allowed(address, f"{what} in {redact(self.uri)}", self.runs, self.uri)
 
     def require_all(self) -> None:
-        """Refuse a local database with the address of a host that this command may not use: MLflow's pages open them.
+        """Check the addresses of all hosts in a local database, because MLflow's pages open these addresses.
 
         Raises:
-            ConfigError: as `require`.
+            ConfigError: for an address that this command may not use.
         """
         with closing(sqlite3.connect(self.uri.removeprefix("sqlite:///"))) as database:
             for table, column in LOCATIONS:
@@ -84,10 +84,10 @@ class ArtifactAddresses:
         return artifact_folder(run_id, self.of(run_id), self.runs, self.uri)
 
     def check_target(self, run_id: str, message: Message) -> None:
-        """Refuse to write the files of a message to another host, or through a link to a place outside.
+        """Check that a message does not write files to another host, or through a link out of the artifact folder.
 
         Raises:
-            ConfigError: as `require`.
+            ConfigError: for such a message; the error names the run and the artifact.
         """
         folder = artifact_folder(run_id, self.of(run_id), self.runs, self.uri)
         if folder is None:

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 120.0  # maximum wait for a database that another process has locked
 UNFINISHED = ".unfinished"  # suffix of a kept incomplete database
-_VERSION, _MIGRATING = "alembic_version", "_alembic_tmp_"  # a table, and a prefix of tables, of migrations
+_VERSION, _MIGRATING = "alembic_version", "_alembic_tmp_"  # a table, and a prefix of tables, of MLflow's migrations
 _OF_MLFLOW = {_VERSION, "experiments"}  # tables that MLflow creates early
 _HELD = ("experiments", "runs", "registered_models")  # in every complete or used database, one of them has a row
 
@@ -53,7 +53,7 @@ def _publish(source: Path, target: Path) -> None:
         of.backup(to)
     with copy.open("rb+") as file:
         os.fsync(file.fileno())
-    for left in ("-journal", "-wal", "-shm"):  # of the former database; SQLite would apply them to the new one
+    for left in ("-journal", "-wal", "-shm"):  # of the previous database; SQLite would apply them to the new one
         target.with_name(target.name + left).unlink(missing_ok=True)
     os.replace(copy, target)
     folder = os.open(target.parent, os.O_RDONLY)
@@ -74,7 +74,7 @@ def upgrade(file: Path, migrate: Callable[[str], object], version: str) -> Path:
     Args:
         file: the database; the caller holds its lock.
         migrate: upgrades the database at a given URI.
-        version: of MLflow, for the name of the previous file.
+        version: version of MLflow, which becomes part of the previous file's name.
     """
     new = file.with_name(f"{file.name}.new")
     names = (
@@ -96,11 +96,11 @@ def revision_of(file: Path, seconds: float) -> str | None:
     """Return the revision of a database's schema; None if MLflow has not created all tables, or it cannot be opened.
 
     Args:
-        file: the database; need not exist.
+        file: the database, which need not exist.
         seconds: maximum wait for another process's lock.
 
     Raises:
-        ConfigError: if it is not a database, or that of another program.
+        ConfigError: if it is not a database, or the database of another program.
     """
     if not file.is_file() or not file.stat().st_size:
         return None
@@ -141,10 +141,10 @@ def is_half_made(file: Path) -> bool:
 
 
 def await_lock(file: Path, seconds: float = WAIT_SECONDS) -> None:
-    """Wait while another process holds `file`, and log it.
+    """Wait until no other process has the database `file` locked; log the wait.
 
     Raises:
-        ConfigError: if the file is held longer than `seconds`.
+        ConfigError: if the file is still locked after `seconds`.
     """
     if not file.exists():
         return
@@ -175,7 +175,7 @@ def remedy(error: Exception) -> str:
     """Return the remedy for a database that MLflow or SQLite cannot use."""
     text = str(error).lower()
     if "locked" in text:
-        return "Another process holds it: wait for that process, then run the same command again"
+        return "Another process has locked it. Wait for that process, then run the same command again"
     if "disk" in text or "too large" in text or "full" in text:
         return "Free some space (`df`, `quota`, `ulimit -f` show the limits), or choose another folder with --runs"
     return "Move the file away, or repair it"

@@ -19,7 +19,7 @@ PACKAGES = (
 
 
 def environment() -> dict[str, Any]:
-    """Return JSON-able facts; None for unavailable ones. GPUs are listed only if torch is already loaded."""
+    """Return JSON-able facts, None if unavailable. GPUs are listed only if torch has been imported."""
     torch = sys.modules.get("torch")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch else []
     commit, changed = _commit()

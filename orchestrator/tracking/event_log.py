@@ -1,8 +1,9 @@
 """Log of all messages to MLflow, stored with the runs.
 
-`ctvr rebuild` restores a lost MLflow from it (rebuild_tracking.py). It is a file per run in the folder `EVENTS`, with
-one JSON line per message in the outbox's form, written before MLflow gets the message. Lines are not synced to disk
-individually, since the commits also hold the metrics. Files (models) are omitted, since the commits hold them.
+`ctvr runs sync --rebuild` restores lost MLflow records from it (rebuild_tracking.py). The folder `EVENTS` has one file
+per run, with one JSON line per message in the format of the outbox. A line is written before MLflow gets the message.
+Lines are not synced to disk individually, since the commits also contain the metrics. Files (models) are omitted for
+the same reason.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ctvr.orchestrator.tracking.outbox import file_name, locked
 
 log = logging.getLogger(__name__)
 
-EVENTS = "told"  # the folder below the runs folder
+EVENTS = "told"  # name of the folder in the runs folder
 Runs = list[tuple[set[str], list[Message]]]  # names of each run, and its messages
 
 
@@ -48,7 +49,7 @@ class EventLog:
         except OSError as error:
             if not self._warned:
                 log.warning(
-                    "tracking: the event log cannot be written, so `ctvr rebuild` will miss records: %s",
+                    "tracking: the event log cannot be written, so `ctvr runs sync --rebuild` will miss records: %s",
                     os_error_text(error),
                 )
             self._warned = True
@@ -69,7 +70,7 @@ class EventLog:
     def runs(self) -> Runs:
         """Return the names and messages of each run, ordered by start, so that a sweep precedes its trials.
 
-        Invalid lines are skipped but stay in the file; `bad` lists them with their reasons.
+        Invalid lines are skipped but kept in the file; `bad` lists them with their reasons.
         """
         files = [path for path in sorted(self.folder.glob("*.jsonl")) if path.is_file() and is_id(path.stem)]
         records = {path.stem: list(self._records(path)) for path in files}
@@ -119,19 +120,19 @@ def replay(
     opened: dict[str, str],
     refused: Callable[[str, Message, Exception], None],
 ) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Send all messages to an MLflow again; return each run's id there and its tags, under all of its names.
+    """Send all messages again; return, for every name of a run, the run's id in the target MLflow and its tags.
 
     Args:
-        runs: `EventLog.runs`.
-        send: `Sender.send`.
-        opened: `Sender.opened`, which has the id of an opened run.
+        runs: result of `EventLog.runs`.
+        send: `Sender.send` of the target.
+        opened: `Sender.opened` of the target, which has the id of an opened run.
         refused: called with run, message and error if `send` fails; it may raise the error to end the replay.
     """
     ids: dict[str, tuple[str, dict[str, Any]]] = {}
     for names, messages in runs:
         name = next(iter(sorted(names)))
         if messages[0]["op"] != "open":
-            continue  # by a version that, after an upgrade, logged only new messages
+            continue  # a version that logged only new messages after an upgrade wrote this log
         tags: dict[str, Any] = {}
         for message in messages:
             try:

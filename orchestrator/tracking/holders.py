@@ -20,9 +20,9 @@ class Holder(NamedTuple):
 
     Attributes:
         host: name of the machine.
-        machine: digest of the machine's id, which is confidential; empty if there is none.
+        machine: digest of the machine's id, which is confidential; empty if the machine lacks an id.
         boot: id of the machine's boot.
-        namespace: PID namespace of `pid`; a container has its own.
+        namespace: PID namespace of `pid`; each container has its own namespace.
         pid: process id.
         began: start of the process in clock ticks after the boot, because process ids are reused.
     """
@@ -36,9 +36,9 @@ class Holder(NamedTuple):
 
 
 def this_process() -> Holder | None:
-    """Return this process; None on a system that provides too little information."""
+    """Return the holder for this process; None on a system that provides too little information."""
     try:
-        place = _place()
+        place = _identify_machine()
         state = _state_of(os.getpid())
     except OSError:
         return None
@@ -85,7 +85,7 @@ def _read(text: str) -> Holder | None:
         return None
 
 
-def _place() -> tuple[str, str, str, str]:
+def _identify_machine() -> tuple[str, str, str, str]:
     machine = Path("/etc/machine-id")
     return (
         socket.gethostname(),
@@ -96,7 +96,7 @@ def _place() -> tuple[str, str, str, str]:
 
 
 def _state_of(pid: int) -> tuple[str, int] | None:
-    """Return a process's state (Z: it has ended) and its start in clock ticks; None where the system gives neither.
+    """Return a process's state ("Z" if it has ended) and its start in clock ticks; None if the system omits them.
 
     Raises:
         OSError: if the process does not exist or is hidden.

@@ -16,8 +16,14 @@ PARENT = "mlflow.parentRunId"  # the tag that makes a run a child
 KIND = "mlflow.experimentKind"  # tag for an experiment's kind; only MLflow's pages define the name
 TRAINING = "custom_model_development"  # its value for training runs
 NOTE = "mlflow.note.content"  # tag that the pages show as the description of a run or an experiment
-VIEW = "mlflow.sharedViewState."  # prefix of an experiment's tags; with a key it holds a view of the table of runs
+VIEW = "mlflow.sharedViewState."  # prefix of an experiment's tags that store views of its table of runs
 VIEW_ASKED = "viewStateShareKey"  # URL parameter for the key; only the pages define it
+FIRST_CHOICES = {  # keys of the pages' localStorage: kind of work, assistant opened by itself, notice read, telemetry
+    "mlflow.workflowType_v1": '"machine_learning"',
+    "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true",
+    "mlflow.telemetry.info.alert.dismissed_v1": "true",
+    "mlflow.settings.telemetry.enabled_v1": "false",
+}
 SOURCE = {"name": "mlflow.source.name", "type": "mlflow.source.type", "commit": "mlflow.source.git.commit"}
 USER = "mlflow.user"
 # Database columns that contain file URIs
@@ -29,11 +35,12 @@ LOCATIONS = (
     ("logged_models", "artifact_location"),
 )
 SCHEMA = "dc11669786a5"  # revision of the SQLite file's tables that sqlite_records.py reads
-NOISY = ("alembic", "mlflow.store", "urllib3.connectionpool")  # silenced: we report their important errors ourselves
+# Loggers that are silenced, because we report their important errors ourselves
+NOISY = ("alembic", "mlflow.store", "urllib3.connectionpool")
 
 
 def latest_points(run: Run) -> dict[str, tuple[int, float]]:
-    """Map each metric key to the (step, value) of its last step. The public `data.metrics` has no steps."""
+    """Map each metric key to the (step, value) of its last step. The public `data.metrics` lacks steps."""
     return {metric.key: (metric.step, metric.value) for metric in run.data._metric_objs}
 
 
@@ -47,7 +54,7 @@ def schema_revisions() -> tuple[str, frozenset[str]]:
 
 
 def connect_once(uri: str) -> None:
-    """Connect to a database, or raise the reason at once: MLflow's client tries ten times, for 100 s."""
+    """Connect to a database, or raise the error immediately; MLflow's client tries ten times, which takes 100 s."""
     import sqlalchemy
 
     engine = sqlalchemy.create_engine(uri)

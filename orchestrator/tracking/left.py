@@ -1,4 +1,4 @@
-"""Handling of runs that a dead process left open: they are continued by the next start of the same run, or closed.
+"""Runs that a dead process left open. The next start of the same run continues them; otherwise they are closed.
 
 A run counts as left open if its process is known to have ended (holders.py). For a trial the sweep's process must have
 ended, too, because a sweep restarts its trials. Otherwise runs are not touched.
@@ -41,7 +41,7 @@ def open_or_take_up(
 
 
 def is_left(tracker: Tracker, run: RunRecord) -> bool:
-    """Return whether a run is open although its process and its sweep's have ended."""
+    """Return whether a run is open although its process and, for a trial, the sweep's process have ended."""
     if run.status != "RUNNING" or not is_gone(run.tags):
         return False
     parent = run.tags.get(PARENT)
@@ -62,7 +62,7 @@ def _unfinished(tracker: Tracker, stream: str, settings: Settings, tags: Mapping
     try:
         same = tracker.find_runs(stream, tags={"ctvr.commits": tags["ctvr.commits"]})
     except Exception as error:  # tracking must not end a training job
-        log.info("tracking: former runs cannot be searched: %s", reason(error))
+        log.info("tracking: earlier runs cannot be searched: %s", reason(error))
         return None
     texts = {metric_name(key): short(as_text(value), MAX_PARAM) for key, value in settings.items()}
     for run in reversed(same):

@@ -49,7 +49,7 @@ def read_line(line: bytes) -> Message:
 
 
 def without_secrets(message: Message) -> Message:
-    """Return a record with its texts redacted; file paths and numbers stay unchanged."""
+    """Return a record with its texts redacted; file paths and metric values are not changed."""
     if message["op"] in ("metrics", "heatmap", "files", "close"):
         return message
     found: Message = redact_data(message)
@@ -75,7 +75,7 @@ def check(message: Message) -> None:
 
 
 def folder_of(name: str) -> str:
-    """Return the folder name of an experiment: its name if it is safe, else a slug with a digest."""
+    """Return the folder name of an experiment: the experiment's name if it is safe, otherwise a slug with a digest."""
     if len(name.encode()) <= 128 and re.fullmatch(r"\w[\w .+=,@()-]*", name):
         return name
     slug = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:60] or "stream"
@@ -89,7 +89,7 @@ def files_below(path: Path) -> Iterator[Path]:
         BadRecord: for other objects, such as a link or a pipe.
     """
     if path.is_symlink() or not (path.is_file() or path.is_dir()):
-        raise BadRecord(f"names {path.name!r}, which is not a file stored for it")
+        raise BadRecord(f"names {path.name!r}, which is neither a regular file nor a folder")
     if path.is_file():
         yield path
         return
@@ -98,10 +98,10 @@ def files_below(path: Path) -> Iterator[Path]:
 
 
 def copy_files(source: Path, target: Path) -> None:
-    """Copy a file, or all files below a folder, without modes and times: exFAT, vfat and CIFS may refuse to set them.
+    """Copy a file, or all files below a folder, without modes and times, which exFAT, vfat and CIFS may refuse to set.
 
     Raises:
-        BadRecord: as `files_below`.
+        BadRecord: for other objects, such as a link or a pipe.
     """
     for file in files_below(source):
         copy = target / file.relative_to(source)
@@ -154,6 +154,10 @@ def _is_matrix(value: Any) -> bool:
     return all(isinstance(row, list) and all(each is None or _is_number(each) for each in row) for row in rows)
 
 
+def _is_matrices(value: Any) -> bool:
+    return isinstance(value, dict) and bool(value) and all(_is_name(k) and _is_matrix(v) for k, v in value.items())
+
+
 _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "open": {
         "stream": _is_name,
@@ -167,7 +171,7 @@ _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "metrics": {"values": _is_points, "time": _is_whole},
     "files": {"path": _is_text, "into": lambda value: value == "" or _is_artifact(value)},
     "text": {"name": _is_artifact, "text": _is_text},
-    "heatmap": {"name": _is_artifact, "matrix": _is_matrix},
+    "heatmap": {"name": _is_artifact, "matrices": _is_matrices},
     "name": {"name": _is_name},
     "dataset": {"dataset": _is_texts},
     "close": {"status": lambda value: isinstance(value, str) and value in ENDED, "time": _is_whole},
@@ -176,5 +180,5 @@ _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
 
 
 def is_time(value: Any) -> bool:
-    """Return whether a value is a valid time of a record: seconds since 1970."""
+    """Return whether a value is a valid time of a record (a finite number of seconds since 1970)."""
     return _is_number(value) and math.isfinite(value)

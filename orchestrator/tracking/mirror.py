@@ -1,8 +1,8 @@
 """Mirrors of a run's metrics on the local disk: TensorBoard, Weights & Biases or trackio.
 
-MLflow is the record; a mirror may lose numbers and must never stop or slow a run. A separate thread writes them; rows
-that do not fit into its queue are dropped, and its first error ends it with one log line. Nothing is sent over the
-network: W&B runs offline (`wandb sync` uploads), trackio and TensorBoard write files.
+MLflow is the record; a mirror may lose values and must never stop or slow a run. A separate thread writes the values.
+Rows that do not fit into its queue are dropped, and its first error ends the mirror with one log line. Mirrors do not
+use the network: W&B runs offline (`wandb sync` uploads), and trackio and TensorBoard write files.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ def check_mirror(name: str) -> None:
     """Check that the package of a mirror is installed, before anything is trained.
 
     Raises:
-        ConfigError: if it is not; the message names the package.
+        ConfigError: if the package is missing; the message names it.
     """
     if name != "none" and find_spec(PACKAGES[name]) is None:
         raise ConfigError(
-            f"{name} needs a package: pip install {PACKAGES[name]}. Or omit the setting.", "tracking.mirror"
+            f"{name} needs a package that is not installed. Run `pip install {PACKAGES[name]}`, or omit the setting.",
+            "tracking.mirror",
         )
 
 
@@ -42,11 +43,11 @@ class Mirror:
     """Queues rows of a run and writes them in a separate thread.
 
     Args:
-        kind: a key of PACKAGES, or none.
-        folder: parent of its files.
+        kind: a key of PACKAGES, or "none".
+        folder: folder for the mirror's files.
         name: name of the run.
         project: name of the stream.
-        settings: flat and dotted.
+        settings: settings of the run by dotted name.
     """
 
     def __init__(self, kind: str, folder: Path, name: str, project: str, settings: Mapping[str, Any]) -> None:
@@ -115,7 +116,7 @@ class _TensorBoard:
 
 
 class _Steps:
-    """Base for W&B and trackio, which count rows themselves: the step is a value of the row."""
+    """Base class for W&B and trackio, which count rows themselves, so that the step is logged as a value."""
 
     module: Any
 
@@ -136,7 +137,7 @@ class _Wandb(_Steps):
 
 class _Trackio(_Steps):
     def __init__(self, folder: Path, name: str, project: str, settings: Mapping[str, Any]) -> None:
-        os.environ.setdefault("TRACKIO_DIR", str(folder))  # read when wandb is imported
+        os.environ.setdefault("TRACKIO_DIR", str(folder))  # read when trackio is imported
         self.module = importlib.import_module("trackio")
         self.module.init(project=project, name=name, config={key: str(value) for key, value in settings.items()})
 

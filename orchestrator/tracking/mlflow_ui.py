@@ -25,6 +25,7 @@ OUR_VIEW = f"{VIEW}ctvr"  # tag of an experiment: columns of its table of runs, 
 OF_VIDEOS = ("stream/t2v/r1", "stream/t2v/r1_gain", "stream/t2v/bwf")
 OF_IMAGES = ("stream/knn/accuracy", "stream/knn/forgetting")
 OF_QUESTIONS = ("stream/qa/accuracy", "stream/qa/forgetting")
+SECTION = "Results after each task"  # title of the charts of our view; charts of other metrics follow
 WIDTH = 40  # characters of a run's name that fit into a narrow column
 
 
@@ -49,26 +50,38 @@ def code(text: str) -> str:
 
 
 def our_view() -> str:
-    """Return the view state (JSON) of MLflow's table of runs with our columns: name, R@1, gain and forgetting."""
+    """Return the JSON of a view of MLflow's page of runs: our columns of the table, and our charts before others."""
     name, begun = "attributes.`Run Name`", "runDateAndNestInfo"  # column names of MLflow's pages
-    columns = [f"metrics.`{key}`" for key in (*OF_VIDEOS, *OF_IMAGES, *OF_QUESTIONS)]  # empty columns are hidden
+    metrics = [f"metrics.`{key}`" for key in (*OF_VIDEOS, *OF_IMAGES, *OF_QUESTIONS)]  # empty columns are hidden
+    columns = ["params.`method`", "params.`optim.epochs`", *metrics]
     state = {
         "selectedColumns": columns,
-        "columnOrder": [name, begun, *columns],
-        "columnWidths": {name: 420, begun: 150, **dict.fromkeys(columns, 120)},
+        "columnOrder": [name, *columns, begun],
+        "columnWidths": {name: 240, begun: 115, **dict.fromkeys(columns, 105)},
         "orderByKey": "attributes.start_time",
         "orderByAsc": False,
+        "compareRunCharts": [_chart(key) for key in (*OF_VIDEOS, *OF_IMAGES, *OF_QUESTIONS)],
+        "compareRunSections": [{"uuid": SECTION, "name": SECTION, "display": True, "isReordered": False}],
+        "isAccordionReordered": True,  # otherwise sections are sorted by name, with `cost` first
     }
     return json.dumps({"name": "ctvr", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)})
 
 
+def _chart(key: str) -> dict[str, Any]:
+    """Return one line chart of a saved view, with the number of tasks as x axis."""
+    switches = {"isGenerated": False, "deleted": False, "useGlobalXaxisKey": True, "useGlobalLineSmoothing": True}
+    scales = {"xAxisKey": "step", "yAxisKey": "metric", "xAxisScaleType": "linear", "scaleType": "linear"}
+    shown = {"uuid": key, "type": "LINE", "metricSectionId": SECTION, "metricKey": key}
+    return {**shown, **scales, **switches, "lineSmoothness": 0, "range": {}, "yAxisExpressions": []}
+
+
 def page_of_runs(experiment: str) -> str:
-    """Return the address of an experiment's runs in that view, relative to the server."""
+    """Return the address of an experiment's runs in the view `our_view`, relative to the server."""
     return f"#/experiments/{experiment}/runs?{VIEW_ASKED}=ctvr&workflowType=machine_learning"
 
 
 def dataset_of(data: StreamData, context: str) -> dict[str, str]:
-    """Return a run's stream in MLflow's form of a data set: name, digest, size; `context`: the evaluated split."""
+    """Return MLflow's description (name, digest, size) of a run's stream; `context` is the evaluated split."""
     stream = data.stream
     counts = {
         split: sum(len(stream.items(task, split)) for task in range(len(stream.tasks))) for split in stream.splits
@@ -88,9 +101,9 @@ def short_name(number: int | None, stopped: str, gain: float | None, differing: 
 
     Args:
         number: number of the trial, from 0; None if trials are not numbered.
-        stopped: tag `ctvr.stopped`, for example "halving after task 2".
-        gain: gain after its last finished task.
-        differing: searched setting -> value, for settings that differ between trials.
+        stopped: tag `ctvr.stopped`, for example "halving after task 2"; empty if the trial was not stopped.
+        gain: gain in R@1 over zero-shot CLIP after the trial's last finished task, in points.
+        differing: values of the searched settings that differ between trials.
     """
     words = [f"#{number}" if number is not None else "", f"stop@{stopped.rpartition(' ')[2]}" if stopped else ""]
     words.append("" if gain is None else f"{gain:+.1f}")
@@ -107,9 +120,10 @@ def _brief(value: Any) -> str:
 
 
 def write_mlmodel(folder: Path, experiment: Experiment) -> None:
-    """Write MLmodel of a saved model; a retriever of videos is a `pyfunc` that `ctvr/pyfunc.py` loads.
+    """Write the file `MLmodel` of a saved model. A retriever of videos is a `pyfunc` that `ctvr/pyfunc.py` loads.
 
-    Signature: the input is texts, the output a row for each retrieved video. Parameters: `k`, `folder` of videos.
+    The input of the `pyfunc` is texts, and its output has a row for each retrieved video. Its parameters are `k` and
+    `folder`, the folder of the videos.
     """
     from mlflow.models import Model, ModelSignature
     from mlflow.types.schema import ColSpec, ParamSchema, ParamSpec, Schema

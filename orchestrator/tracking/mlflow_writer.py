@@ -1,4 +1,4 @@
-"""Sending of messages to MLflow, one method per operation. Repetition is harmless.
+"""Sending of messages to MLflow, one method per operation. Every operation can be repeated without effect.
 
 A (metric, step) that exists is not stored again, a parameter keeps its first value, and a run that exists under its
 identity is continued. Errors are raised: the `OutboxSender` (outbox.py) handles them.
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_METRICS, MAX_PARAMS = 1000, 100  # MLflow's limits for one batch
-MATRICES = {"matrix_own": "R@1 in each task's own gallery", "matrix_union": "R@1 among all videos so far"}
 _FILES = ("files", "text", "heatmap")  # operations that write into the artifact folder
 REFUSED = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST"}  # permanent errors
 
@@ -47,7 +46,7 @@ class Sender:
         self._unopened: set[str] = set()  # offline ids whose opening was refused permanently
         self._client: MlflowClient | None = None
         self._experiments: dict[str, str] = {}
-        self._stored: dict[str, dict[str, dict[int, float] | None]] = {}  # run -> key -> step -> value; None: unread
+        self._stored: dict[str, dict[str, dict[int, float] | None]] = {}  # run -> key -> step -> value; None until read
 
     @property
     def client(self) -> MlflowClient:
@@ -91,13 +90,14 @@ class Sender:
         if real is None:
             if run_id in self._unopened or not any(each["op"] == "open" for each in self.outbox.read(run_id)[0]):
                 raise BadRecord(
-                    f"run {run_id} was opened offline and that record is missing; `ctvr rebuild` restores it"
+                    f"run {run_id} was opened offline, and the record that opens it is missing; "
+                    "`ctvr runs sync --rebuild` restores it"
                 )
-            raise LookupError(f"run {run_id} was opened offline and has not been sent yet (`ctvr sync`)")
+            raise LookupError(f"run {run_id} was opened offline and has not been sent yet (`ctvr runs sync`)")
         return real
 
     def experiment(self, stream: str) -> str:
-        """Return the id of the stream's experiment, created if it does not exist; safe for concurrent processes."""
+        """Return the id of the stream's experiment, and create a missing one; safe for concurrent processes."""
         if stream not in self._experiments:
             found = self.client.get_experiment_by_name(stream)
             if found is None:
@@ -105,7 +105,7 @@ class Sender:
             elif found.lifecycle_stage == "deleted":
                 self.client.restore_experiment(found.experiment_id)
             self.artifacts.require(found.artifact_location or "", f"experiment {stream}")
-            if OUR_VIEW not in found.tags:  # created by a former version
+            if found.tags.get(OUR_VIEW) != our_view():  # missing, or of an earlier version
                 self.client.set_experiment_tag(found.experiment_id, OUR_VIEW, our_view())
             self._experiments[stream] = found.experiment_id
         return self._experiments[stream]
@@ -141,14 +141,14 @@ class Sender:
                 return runs
 
     def histories(self, run_id: str, key: str) -> dict[str, list[Point]]:
-        """Return (step, value) of every value of a metric, ordered by time; with a local database, of all metrics."""
+        """Return (step, value) pairs of a metric by its key, ordered by time; from a local database, of all metrics."""
         if (records := SqliteRecords.of(self.uri)) is not None:
             with suppress(sqlite3.Error):
                 return records.histories(run_id)
         return {key: [(metric.step, metric.value) for metric in self.client.get_metric_history(run_id, key)]}
 
     def register(self, run_id: str, name: str, aliases: Sequence[str]) -> str:
-        """Make a run's `model` a version of a registered model; return its number."""
+        """Register a run's artifact `model` as a version of the model `name`; return the number of the version."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -198,7 +198,7 @@ class Sender:
         return run_id
 
     def _find(self, stream: str, parent: str | None, tags: Mapping[str, str]) -> str | None:
-        """Return the id of the run with that identity and parent; None if there is none."""
+        """Return the id of the run with the identity in `tags` and this parent, or None."""
         wanted = {name: tags[name] for name in ("ctvr.kind", IDENTITY)} | ({PARENT: parent} if parent else {})
         found = (run.run_id for run in self.search(stream, wanted) if parent or PARENT not in run.tags)
         return next(found, None)
@@ -282,14 +282,14 @@ class Sender:
             file = Path(temporary) / f"{name}.png"
             tags = self.client.get_run(run_id).data.tags
             title = " on ".join(filter(None, (tags.get("ctvr.method"), tags.get("ctvr.stream"))))
-            shown = {MATRICES.get(name, name): message["matrix"]}
-            figures.save(figures.draw_matrices(shown, title, limits=(0.0, 100.0)), file)
+            figures.save(figures.draw_matrices(message["matrices"], title, limits=(0.0, 100.0)), file)
             self._log(run_id, file, folder)
 
     def _log(self, run_id: str, path: Path, into: str) -> None:
         """Add a file, or the content of a folder, to a run's artifacts.
 
-        In a local folder MLflow would set modes, which some file systems refuse; its import takes seconds.
+        A local folder is written without MLflow, which takes seconds to import and sets file modes that some file
+        systems refuse.
         """
         if path.exists() and (folder := self.artifacts.local_folder(run_id)) is not None:
             copy_files(path, folder / into if path.is_dir() else folder / into / path.name)

@@ -1,7 +1,7 @@
 """Outbox for records that could not be sent to MLflow: an append-only file per run, sent later.
 
-A record is one JSON line, on disk before `Outbox.add` returns. Sending is idempotent (tracker.py), so a file is never
-changed in the middle: it is emptied once all of it was sent, and stays whole otherwise.
+A record is one JSON line, which is on disk before `Outbox.add` returns. Sending is idempotent (tracker.py), so a file
+is emptied only when all its records have been sent; until then, records are only appended.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 OFFLINE = "offline-"  # prefix of run ids that were assigned while the server did not respond
 REFUSED = "-refused"  # suffix of files of records with permanent errors; kept for inspection
-RETRY_AFTER_S = 300.0  # pause after a failure, so that training does not wait for time-outs
+RETRY_AFTER_S = 300.0  # waiting time in seconds after a failure, so that training does not wait for time-outs
 
 
 def locked(path: Path, mode: str = "ab", wait: bool = True) -> AbstractContextManager[IO[bytes]]:
@@ -41,7 +41,7 @@ class Outbox:
         self.folder = folder
 
     def add(self, run_id: str, record: Message) -> None:
-        """Append one record and sync it to disk. A file that the record names is copied into the outbox."""
+        """Append one record and sync it to disk; a file that the record names is copied into the outbox."""
         if record["op"] == "files" and Path(record["path"]).exists():
             record = {**record, "path": str(self._keep_files(run_id, Path(record["path"])))}
         self.add_line(run_id, json.dumps(record).encode())
@@ -80,7 +80,7 @@ class Outbox:
         """Return a record with the path of the copy that `add` stored, even if the runs folder was moved.
 
         Raises:
-            BadRecord: if it names a file outside the outbox, or a link.
+            BadRecord: if the record names a file outside the outbox, or a link.
         """
         if record["op"] != "files":
             return record
@@ -142,7 +142,7 @@ class OutboxSender:
     """Sends records to MLflow, and stores unsent ones in the outbox. Its methods never raise.
 
     Args:
-        outbox: holds unsent records.
+        outbox: outbox for unsent records.
         send: sends one record; raises if it fails.
         refused: returns whether an error of `send` is permanent.
         reason: formats an error in one line.
@@ -162,9 +162,10 @@ class OutboxSender:
         self.reasons: dict[str, None] = {}  # reasons why records are unsent, since the last `flush` began
 
     def deliver(self, run_id: str, record: Message, now: bool = False) -> bool:
-        """Send a record, after unsent ones of its run; return whether none is left unsent.
+        """Send a record after the unsent records of its run; return whether no record of the run is left unsent.
 
-        `now` sends even during the pause after a failure, for the last records of a run.
+        Args:
+            now: whether to send even during the waiting time after a failure; used for the last records of a run.
         """
         quiet = time.monotonic() < self._quiet_until and not now
         if not quiet and not self.outbox.has(run_id) and (record["op"] == "open" or self.outbox.server_id(run_id)):
@@ -192,7 +193,12 @@ class OutboxSender:
         return sent, left
 
     def _flush_one(self, name: str, children: tuple[str, ...] = ()) -> tuple[int, int]:
-        """Send a run's records, after those of its sweep; `children` are the runs to send after it."""
+        """Send a run's records after the records of its sweep; return (records sent, records left).
+
+        Args:
+            name: id of the run.
+            children: ids of runs whose records wait for this run.
+        """
         records, bad, size = self.outbox.read_all(name)
         parent = records[0].get("parent") if records and records[0]["op"] == "open" else None
         before = 0
@@ -210,10 +216,10 @@ class OutboxSender:
         return (before + len(records), 0) if self.outbox.clear(name, size) else (before, len(records))
 
     def _try(self, run_id: str, record: Message) -> bool:
-        """Send a record; return whether it is done: sent, or refused permanently."""
+        """Send a record; return whether it was sent or refused permanently, so that it need not be sent again."""
         try:
             self._send(run_id, record)
-        except Exception as error:  # tracking must not end a training job: it is logged, and the record kept
+        except Exception as error:  # tracking must not end a training job
             if self._refused(error):
                 log.warning(
                     "tracking: a record of run %s was refused permanently: %s. It is kept in %s%s.jsonl.",
@@ -225,7 +231,7 @@ class OutboxSender:
             self.reasons[self._reason(error)] = None
             if not self._warned:
                 log.warning(
-                    "tracking: %s. Training continues; records are kept in %s, and `ctvr sync` sends them.",
+                    "tracking: %s. Training continues; records are kept in %s, and `ctvr runs sync` sends them.",
                     *(self._reason(error), self.outbox.folder),
                 )
             self._warned, self._quiet_until = True, time.monotonic() + RETRY_AFTER_S

@@ -1,4 +1,4 @@
-"""Read access to records in a folder that cannot be written (read-only, or a full disk), by a temporary copy."""
+"""Read access to records in a folder that cannot be written (read-only, or a full disk), through a temporary copy."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ctvr.orchestrator.tracking.relocate import follow_move
 from ctvr.orchestrator.tracking.server import check, create_database
 from ctvr.orchestrator.tracking.sqlite_records import SqliteRecords
 
-_OF_SQLITE = ("readonly", "disk is full", "disk i/o error", "unable to open")  # texts in errors about such a folder
+_OF_SQLITE = ("readonly", "disk is full", "disk i/o error", "unable to open")  # texts in SQLite's errors
 _LOGS = ("-journal", "-wal", "-shm")  # files of a writer that was stopped, without which a copy would be damaged
 
 
 def readable_uri(uri: str) -> str:
-    """Return the URI for reading existing records: `uri`, or that of a copy.
+    """Return the URI for reading existing records: `uri`, or the URI of a temporary copy.
 
-    A temporary copy is read if another MLflow version wrote the database, or if its folder is read-only or has no file
-    locks. After a move, the addresses are updated in the file or in the copy.
+    A copy is read if another MLflow version wrote the database, or if the folder is read-only or lacks file locks.
+    After a move of the folder, the artifact addresses are updated in the database or in the copy.
 
     Raises:
         ConfigError: if the records cannot be read.
@@ -37,7 +37,7 @@ def readable_uri(uri: str) -> str:
     file = Path(uri.removeprefix("sqlite:///"))
     if not _prepare_in_place(file):
         state = file.stat()
-        return f"sqlite:///{_copied(file, state.st_mtime_ns, state.st_size).name}/{file.name}"
+        return f"sqlite:///{_make_copy(file, state.st_mtime_ns, state.st_size).name}/{file.name}"
     return uri
 
 
@@ -59,14 +59,20 @@ def _prepare_in_place(file: Path) -> bool:
 
 
 @cache
-def _copied(file: Path, changed: int, size: int) -> tempfile.TemporaryDirectory[str]:
-    """Return a folder with a prepared copy of a database, identified by its time and size."""
+def _make_copy(file: Path, changed: int, size: int) -> tempfile.TemporaryDirectory[str]:
+    """Return a folder with an up-to-date copy of a database, which is made again if time or size change.
+
+    Args:
+        file: the database.
+        changed: modification time of the database in ns.
+        size: size of the database in bytes.
+    """
     try:
         folder = tempfile.TemporaryDirectory(prefix="ctvr-records-")
         copy = Path(folder.name) / file.name
         if fault := lock_faults_in(copy.parent).get("fcntl"):  # SQLite would wait for two minutes
             raise ConfigError(
-                f"neither its file system nor that of {file.parent} has file locks ({fault.strerror})",
+                f"neither this folder nor {file.parent} supports file locks ({fault.strerror})",
                 f"TMPDIR {tempfile.gettempdir()}",
                 remedy="Set TMPDIR to a folder on another disk.",
             )
@@ -86,7 +92,7 @@ def _copied(file: Path, changed: int, size: int) -> tempfile.TemporaryDirectory[
 
 
 def _has_locks(file: Path) -> bool:
-    with suppress(OSError), file.with_name(f"{file.name}.lock").open("ab") as lock:  # of a folder that can be written
+    with suppress(OSError), file.with_name(f"{file.name}.lock").open("ab") as lock:  # fails if read-only
         return "fcntl" not in lock_faults(lock)
     return True
 

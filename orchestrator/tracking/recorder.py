@@ -12,6 +12,7 @@ from ctvr.methods.base import Method, Task
 from ctvr.methods.layers.transfer import trim_padding
 from ctvr.orchestrator.data.batches import StreamData
 from ctvr.orchestrator.digests import canonical
+from ctvr.orchestrator.errors import Interrupted
 from ctvr.orchestrator.learning.evaluation.cost import measure, query_cost
 from ctvr.orchestrator.learning.evaluation.protocols import protocol_of
 from ctvr.orchestrator.learning.record.commits import Commits
@@ -23,9 +24,11 @@ from ctvr.orchestrator.learning.training.budget import budget
 from ctvr.orchestrator.learning.training.epoch_timing import training_costs
 from ctvr.orchestrator.settings.experiment import Experiment
 from ctvr.orchestrator.streams.query_rank import Rank
+from ctvr.orchestrator.tracking.internals import NOTE
 from ctvr.orchestrator.tracking.left import open_or_take_up
 from ctvr.orchestrator.tracking.mirror import Mirror
 from ctvr.orchestrator.tracking.mlflow_ui import dataset_of, write_mlmodel
+from ctvr.orchestrator.tracking.run_note import run_note
 from ctvr.orchestrator.tracking.tracker import Tracker
 
 
@@ -41,7 +44,7 @@ class Recorder:
     name: str  # name of the MLflow run
     parent: str | None = None  # run id of the sweep
     tags: Mapping[str, str] = field(default_factory=dict)
-    keep_model: bool = False  # upload the trained model when the stream is learned
+    keep_model: bool = False  # whether to upload the trained model when the stream is learned
     run_id: str = ""
     _context: tuple[Method, StreamData] | None = None
     _commits: Commits | None = None
@@ -106,8 +109,8 @@ class Recorder:
             self.complete(record)
 
     def log_training(self, record: RunState) -> None:
-        """Log the losses of every epoch that this process has not logged."""
-        rows = _training(record)
+        """Log the losses of every epoch that this process has not logged yet."""
+        rows = _epoch_metrics(record)
         new = dict(list(rows.items())[self._logged_epochs :])
         self._logged_epochs = len(rows)
         if new:
@@ -116,8 +119,8 @@ class Recorder:
 
     def _log_task(self, record: RunState, step: int) -> None:
         """Log the metrics after `step` tasks, and the time of the last task."""
-        self.tracker.log_task(self.run_id, step, _of_task(record, step))
-        self._show({step: _of_task(record, step)})
+        self.tracker.log_task(self.run_id, step, _task_metrics(record, step))
+        self._show({step: _task_metrics(record, step)})
 
     def _show(self, rows: Mapping[int, Mapping[str, float]]) -> None:
         if self._mirror is not None:
@@ -139,15 +142,15 @@ class Recorder:
         if not has_training(self.experiment):  # zero-shot CLIP, or a control without training
             cost["cost/trained_parameters"] = 0.0
         self.tracker.log_task(self.run_id, num_tasks, cost)
-        for name in ("own", "union"):
-            matrix = getattr(record, name)
-            self.tracker.log_json(self.run_id, f"matrix_{name}.json", matrix)
-            if split == "test":  # figures would cost more than a small trial of a search
-                self.tracker.log_heatmap(self.run_id, f"matrix_{name}", matrix)
+        self.tracker.log_json(self.run_id, "matrix_own.json", record.own)
+        self.tracker.log_json(self.run_id, "matrix_union.json", record.union)
+        if split == "test":  # a figure would cost more than a small trial of a search
+            matrices = {"R@1 in each task's own gallery": record.own, "R@1 among all videos so far": record.union}
+            self.tracker.log_heatmap(self.run_id, "matrices", matrices)
         task_of = {item.video: task for task in range(num_tasks) for item in data.stream.items(task, split)}
         tasks = [task_of[query.rpartition("#")[0]] for query in record.ranks]
         ranks: dict[str, Any] = {"query ids": list(record.ranks), "tasks": tasks, **_columns(record.ranks.values())}
-        if record.aged_ranks:  # by the percent of old videos that are re-encoded
+        if record.aged_ranks:  # by the percentage of old videos that are re-encoded
             aged = record.aged_ranks.items()
             ranks["reencoded"] = {share: _columns(of[query] for query in record.ranks) for share, of in aged}
         if record.v2t:
@@ -164,16 +167,18 @@ class Recorder:
                     save_gallery(galleries, data.stream, split, Path(folder) / "model")
                 write_mlmodel(Path(folder) / "model", self.experiment)
                 self.tracker.log_artifacts(self.run_id, Path(folder) / "model", into="model")
-        self.tracker.set_tags(self.run_id, {"ctvr.complete": "true"})
+        note = run_note(self.experiment, data.stream, record, self.run_id)
+        self.tracker.set_tags(self.run_id, {"ctvr.complete": "true", NOTE: note})
         self.tracker.close(self.run_id)
         self._is_closed = True
         if self._mirror is not None:
             self._mirror.close()
 
     def stop(self, error: BaseException) -> None:
-        """Close an unfinished run: as KILLED if it was stopped, else as FAILED. The next start continues it."""
+        """Close an unfinished run as KILLED if it was stopped, otherwise as FAILED. The next start continues it."""
         if self.run_id and not self._is_closed:
-            self.tracker.close(self.run_id, "FAILED" if isinstance(error, Exception) else "KILLED")
+            is_stopped = isinstance(error, Interrupted) or not isinstance(error, Exception)
+            self.tracker.close(self.run_id, "KILLED" if is_stopped else "FAILED")
 
     def _log_similarities(self, method: Method) -> None:
         """Log `similarity.json`, `.png` and `.pdf`, if the method provides similarity matrices."""
@@ -192,7 +197,7 @@ class Recorder:
             self.tracker.log_artifacts(self.run_id, Path(folder))
 
 
-def _training(record: RunState) -> dict[int, dict[str, float]]:
+def _epoch_metrics(record: RunState) -> dict[int, dict[str, float]]:
     """Map the last optimizer step of every epoch to its losses, speed and memory."""
     rows: dict[int, dict[str, float]] = {}
     for row in (*record.training, *record.timing):
@@ -200,20 +205,20 @@ def _training(record: RunState) -> dict[int, dict[str, float]]:
     return rows
 
 
-def _of_task(record: RunState, step: int) -> dict[str, float]:
+def _task_metrics(record: RunState, step: int) -> dict[str, float]:
     return {**record.metrics[step - 1], "cost/seconds_task": record.seconds[step - 1]}
 
 
 def rows_of(record: RunState) -> dict[int, dict[str, float]]:
     """Return all values that a record contributes to MLflow: step -> key -> value."""
-    rows = _training(record)
+    rows = _epoch_metrics(record)
     for step in range(1, record.done + 1):
-        rows[step] = {**rows.get(step, {}), **_of_task(record, step)}
+        rows[step] = {**rows.get(step, {}), **_task_metrics(record, step)}
     return rows
 
 
 def _columns(ranks: Iterable[Rank]) -> dict[str, list[float]]:
-    """Return the mean ranks of queries, and the counts (`Rank`) by which other rules of ties can be computed."""
+    """Return the mean ranks of queries, and the counts (`Rank`) from which ranks under other tie rules follow."""
     kept = list(ranks)
     return {"ranks": [rank.mean for rank in kept]} | {
         name: [getattr(rank, name) for rank in kept] for name in Rank._fields

@@ -19,18 +19,18 @@ log = logging.getLogger(__name__)
 def follow_move(database: Path, folder: Path | None = None) -> int:
     """Update the artifact addresses in a database to its folder, or to `folder`; return the number of changes.
 
-    Only addresses below our artifact folder (`<runs>/artifacts`, mlflow_writer.py) change; those of a server or of
-    third-party experiments stay. No other process may write, or the caller must hold the lock.
+    Only addresses below our artifact folder (`<runs>/artifacts`, mlflow_writer.py) change. Addresses of a server or of
+    third-party experiments are kept. The caller must hold the lock if other processes can write.
 
     Args:
         database: the file.
-        folder: the runs folder, where `database` is a copy of its file (default: that of `database`).
+        folder: the runs folder, if `database` is a temporary copy (default: the folder of `database`).
 
     Raises:
         ConfigError: if the database cannot be read or written.
     """
     try:
-        changed = _follow(database, folder or database.parent)
+        changed = _update_addresses(database, folder or database.parent)
     except sqlite3.Error as error:  # a full disk, a file size limit, or another process's lock
         raise ConfigError(error, f"tracking {database}", remedy=f"{remedy(error)}.") from error
     if changed and folder is None:
@@ -38,7 +38,7 @@ def follow_move(database: Path, folder: Path | None = None) -> int:
     return changed
 
 
-def _follow(database: Path, folder: Path) -> int:
+def _update_addresses(database: Path, folder: Path) -> int:
     here = (folder.resolve() / "artifacts").as_uri()
     changed = 0
     with closing(sqlite3.connect(database, timeout=30)) as connection, connection:

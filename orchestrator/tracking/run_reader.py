@@ -52,7 +52,7 @@ class RunReader:
 
     @contextmanager
     def _in_one_line(self) -> Iterator[None]:
-        """Turn the errors of MLflow and SQLite about a damaged file, or about a server that has stopped, into ours."""
+        """Convert errors of MLflow and SQLite to a ConfigError (database) or a StoreError (server) of one line."""
         try:
             yield
         except CtvrError:

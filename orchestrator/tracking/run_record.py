@@ -19,7 +19,7 @@ MAX_PARAM, MAX_TAG = 6000, 8000  # MLflow's limits, in characters per value
 
 
 class Histories(Mapping[str, list[tuple[int, float]]]):
-    """Metric key -> (step, value) by rising step. A key's history is read from MLflow on first access."""
+    """Map from metric key to (step, value) pairs by rising step. A history is read from MLflow on first access."""
 
     def __init__(self, latest: Mapping[str, tuple[int, float]], read: Callable[[str], list[tuple[int, float]]]) -> None:
         self.latest = dict(latest)  # (step, value) of the last step, known without a request
@@ -49,8 +49,8 @@ class Texts(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         raise ConfigError(
-            f"run {self.run}: its record has no {self.kind} {name}. Restore it from a copy (`ctvr rebuild`), or remove "
-            f"it: ctvr runs rm {self.run}"
+            f"run {self.run}: its record has no {self.kind} {name}. Restore it (`ctvr runs sync --rebuild`), "
+            f"or remove it: ctvr runs rm {self.run} --yes"
         )
 
 
@@ -90,8 +90,9 @@ def artifact_folder(run_id: str, address: str, *places: Place) -> Path | None:
     """Return the local folder at a run's artifact address; None on a server, or if the folder is not the run's.
 
     Args:
-        address: from a file that may be from elsewhere, so it may name any folder of the user.
-        places: the runs folder, and the address of the records.
+        run_id: id of the run, which must be a part of the path.
+        address: artifact address from a file that may be untrusted, so it may name any folder of the user.
+        places: the runs folder and the address of the records, below which the folder may be.
     """
     place = urlsplit(address)
     path = Path(unquote(place.path) if place.scheme == "file" else address)
@@ -105,11 +106,13 @@ def is_count(text: str) -> bool:
 
 
 def number(value: float | None) -> float | None:
+    """Return a value as a float; None for a missing, infinite or NaN value."""
     return None if value is None or not math.isfinite(value) else float(value)
 
 
 def same(a: float, b: float) -> bool:
-    return a == b or (math.isnan(a) and math.isnan(b)) or (math.isinf(b) and abs(a) > 1e308)  # SQL has no infinity
+    """Return whether MLflow stores the value `b` as `a`; NaN equals NaN."""
+    return a == b or (math.isnan(a) and math.isnan(b)) or (math.isinf(b) and abs(a) > 1e308)  # SQL lacks infinity
 
 
 def short(text: str, limit: int) -> str:
@@ -121,6 +124,11 @@ def short(text: str, limit: int) -> str:
 
 
 def quoted(value: str) -> str:
+    """Return a text in quotation marks for MLflow's search syntax.
+
+    Raises:
+        ConfigError: if the text has both single and double quotation marks.
+    """
     quote = "'" if "'" not in value else '"'
     if quote in value:
         raise ConfigError("has both kinds of quotation marks", f"name {value!r}", remedy="Omit one kind.")

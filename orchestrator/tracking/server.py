@@ -32,18 +32,19 @@ _DRIVERS = {
 
 _DATABASES = ("postgresql", "mysql", "mssql")  # dialects that MLflow accepts, besides SQLite
 _LIBPQ = ("PGUSER", "PGPASSWORD")  # read by every driver of Postgres
-CHECK_SECONDS = 2.0  # for a database that another process has locked; `create_database` waits longer
+MLFLOW_APP = "ctvr"  # plug-in of `mlflow server` (mlflow_app.py)
+CHECK_SECONDS = 2.0  # maximum wait for a database that another process has locked; `create_database` waits longer
 MOUNT_LOCKS = "Mount it with flock (Lustre) or local_lock=all (NFS)"
 
 
 def default_uri(runs: Path) -> str:
-    """Return `MLFLOW_TRACKING_URI` if set, without a password; else a SQLite file in `runs`."""
+    """Return `MLFLOW_TRACKING_URI` without its password if it is set; otherwise the URI of a SQLite file in `runs`."""
     _move_password()
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(runs).resolve() / 'mlflow.db'}"
 
 
 def require_records(runs: Path) -> None:
-    """Check that a runs folder has records, for commands that only read: a misspelt folder is not created.
+    """Check that a runs folder has records, so that commands that only read do not create a misspelled folder.
 
     Raises:
         ConfigError: if the records would be in a file that does not exist.
@@ -53,15 +54,15 @@ def require_records(runs: Path) -> None:
     if uri.startswith("sqlite:///") and not file.is_file():
         why = "is not a file" if os.path.lexists(file) else "does not exist"
         raise ConfigError(
-            f"{runs} has no runs ({file.name} {why})", "--runs", remedy="Give the folder of earlier runs."
+            f"{runs} has no runs ({file.name} {why})", "--runs", remedy="Pass the folder of earlier runs."
         )
 
 
 def _move_password() -> None:
-    """Move user and password of MLFLOW_TRACKING_URI to separate variables: addresses are printed and recorded.
+    """Move user and password of MLFLOW_TRACKING_URI to other variables, because addresses are printed and recorded.
 
     Raises:
-        ConfigError: for a password of a database whose driver reads none from a variable.
+        ConfigError: for a database whose driver does not read passwords from a variable.
     """
     address = urlsplit(os.environ.get("MLFLOW_TRACKING_URI", ""))
     if "@" not in address.netloc:
@@ -72,7 +73,7 @@ def _move_password() -> None:
         raise ConfigError(
             "the password of this database would be recorded with its address",
             f"tracking {bare}",
-            remedy="Start an MLflow server on it (`mlflow server --backend-store-uri`), and give the server's address.",
+            remedy="Start an MLflow server on it (`mlflow server --backend-store-uri`), and use the server's address.",
         )
     names = _LIBPQ if _is_database(bare) else ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
     os.environ.update({name: value for name, value in zip(names, given, strict=True) if value})
@@ -84,22 +85,27 @@ def _dialect(uri: str) -> str:
 
 
 def _is_database(uri: str) -> bool:
-    """Return whether MLflow opens `uri` with SQLAlchemy, on another host."""
+    """Return whether `uri` is the address of a database server, which MLflow opens with SQLAlchemy."""
     return _dialect(uri) in _DATABASES
 
 
 def check(uri: str, timeout: int = 5, writes: bool = True) -> None:
-    """Check with one request whether `uri` is usable, only for reading if `writes` is false, without long retries.
+    """Check that `uri` is usable, with one request and without long retries.
+
+    Args:
+        uri: tracking URI.
+        timeout: limit of the request in seconds.
+        writes: whether the caller writes records.
 
     Raises:
-        ConfigError: one line with the URI, the reason and the remedy; `TrackingUnavailable` if a
-            server does not answer.
+        ConfigError: one line with the URI, the reason and the remedy.
+        TrackingUnavailable: if a server does not answer.
     """
     if uri.startswith("sqlite:///"):
         folder = (file := Path(uri.removeprefix("sqlite:///"))).parent
         if str(folder).encode(errors="replace").decode() != str(folder):
             raise ConfigError(
-                "is not UTF-8, in which MLflow's database keeps paths",
+                "the path is not UTF-8, which MLflow's database requires",
                 folder,
                 remedy="Rename it, or choose another --runs.",
             )
@@ -112,7 +118,7 @@ def check(uri: str, timeout: int = 5, writes: bool = True) -> None:
             )
         if writes and (fault := lock_faults_in(nearest).get("fcntl")):  # SQLite cannot use it
             raise ConfigError(
-                f"its file system has no file locks ({fault.strerror})",
+                f"the file system does not support file locks ({fault.strerror})",
                 folder,
                 remedy=f"{MOUNT_LOCKS}, or choose a folder on another disk with --runs.",
             )
@@ -123,14 +129,14 @@ def check(uri: str, timeout: int = 5, writes: bool = True) -> None:
         raise ConfigError(
             "is a Databricks workspace, not a server that ctvr can use",
             f"tracking {uri}",
-            remedy="Give an MLflow server in MLFLOW_TRACKING_URI, or unset it to record in the runs folder.",
+            remedy="Set MLFLOW_TRACKING_URI to an MLflow server, or unset it to record in the runs folder.",
         )
     if uri.startswith("sqlite:"):  # two slashes begin the name of a host
         path = uri.removeprefix("sqlite:").lstrip("/")
-        raise ConfigError("is not the address of a file", f"tracking {uri}", remedy=f"Write sqlite:///{path}.")
+        raise ConfigError("is not the address of a file", f"tracking {uri}", remedy=f"Use sqlite:///{path}.")
     if "://" not in uri or uri.startswith("file:"):
         raise ConfigError(
-            "MLflow refuses plain folders",
+            "MLflow does not accept plain folders",
             f"tracking {uri}",
             remedy=f"Use sqlite:///{uri.removeprefix('file://')}/mlflow.db or the address of an MLflow server in "
             "MLFLOW_TRACKING_URI.",
@@ -145,7 +151,7 @@ def check(uri: str, timeout: int = 5, writes: bool = True) -> None:
 
 
 def ui_command(uri: str, host: str = "127.0.0.1", port: int = 5000) -> list[str]:
-    """Return the command of the MLflow server on `uri`, for this machine only: it asks for no password.
+    """Return the command that starts the MLflow server on `uri`. Only this machine can connect, without a password.
 
     Raises:
         ConfigError: if `uri` is already a server, others can reach `host`, or `port` is in use.
@@ -154,7 +160,7 @@ def ui_command(uri: str, host: str = "127.0.0.1", port: int = 5000) -> list[str]
         raise ConfigError("is already a server", f"tracking {uri}", remedy="Open it in a browser.")
     if not is_loopback(host):
         raise ConfigError(
-            "others could change and delete runs there without a password",
+            "other machines could change and delete runs without a password",
             f"--host {host}",
             remedy="Use 127.0.0.1 with ssh -L, or start a server with a password: cluster/services.sh.",
         )
@@ -164,14 +170,17 @@ def ui_command(uri: str, host: str = "127.0.0.1", port: int = 5000) -> list[str]
             probe.bind((host, port))
         except OSError as error:
             raise ConfigError(
-                f"cannot listen on {host} ({error.strerror})", f"port {port}", remedy="Choose another."
+                f"cannot listen on {host} ({error.strerror})", f"port {port}", remedy="Choose another port."
             ) from None
     except_from_proxies()  # its workers connect to it
     command = [
         *run_module("mlflow", "server", "--backend-store-uri", uri, "--host", host, "--port", str(port)),
         "--uvicorn-opts",
-        "--app-dir /",  # the default is the current folder, which uvicorn puts first on sys.path
+        # The default of --app-dir is the current folder, which uvicorn puts first on sys.path
+        "--app-dir / --log-level warning",
     ]
+    if importlib.metadata.entry_points(group="mlflow.app", name=MLFLOW_APP):  # an older installation lacks it
+        command += ["--app-name", MLFLOW_APP]
     if uri.startswith("sqlite:///"):
         folder = Path(uri.removeprefix("sqlite:///")).resolve().parent
         command += ["--artifacts-destination", str(folder / "artifacts")]
@@ -179,7 +188,7 @@ def ui_command(uri: str, host: str = "127.0.0.1", port: int = 5000) -> list[str]
 
 
 def new_client(uri: str) -> MlflowClient:
-    """Return a client for `uri` only: no global active run, no telemetry, no output."""
+    """Return a client for `uri` without a global active run, telemetry or output."""
     _move_password()
     except_from_proxies()
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -206,11 +215,11 @@ def create_database(uri: str, is_copy: bool = False) -> None:
     program. So the schema is compared before MLflow opens the file.
 
     Args:
-        uri: of the file.
-        is_copy: whether the file is a temporary copy, of which no previous file is kept.
+        uri: URI of the file.
+        is_copy: whether the file is a temporary copy, whose previous version need not be kept.
 
     Raises:
-        ConfigError: if the file is of a newer MLflow or another program, damaged, or locked.
+        ConfigError: if a newer MLflow or another program wrote the file, or the file is damaged or locked.
     """
     file = Path(uri.removeprefix("sqlite:///"))
     try:
@@ -232,7 +241,7 @@ def create_database(uri: str, is_copy: bool = False) -> None:
 
 
 def _older_revision(file: Path, seconds: float) -> str | None:
-    """Return the revision of a database that must be upgraded; None for one that is current, or not yet complete."""
+    """Return the revision of a database that must be upgraded; None for a current or incomplete database."""
     revision = revision_of(file, seconds)
     if revision in (None, SCHEMA):
         return None
@@ -247,7 +256,7 @@ def _older_revision(file: Path, seconds: float) -> str | None:
 
 
 def reason(error: Exception) -> str:
-    """Return the innermost cause in one line of limited length, without passwords."""
+    """Return the innermost cause of an error in one line of limited length, without passwords."""
     text = str(error)
     for pattern in ("Connection refused", "timed out", "Name or service not known", "Invalid Host header"):
         if pattern.lower() in text.lower():

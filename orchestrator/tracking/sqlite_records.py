@@ -18,7 +18,7 @@ from ctvr.orchestrator.tracking.database import WAIT_SECONDS
 from ctvr.orchestrator.tracking.internals import SCHEMA
 
 Point = tuple[int, float]  # step and value of a metric
-NUMBERS: dict[str, Callable[[str], float]] = {  # parameters and tags that tables compute with
+NUMBERS: dict[str, Callable[[str], float]] = {  # numeric parameters and tags that tables use
     "seed": int,
     "ctvr.reused_tasks": int,
     "ctvr.place": int,
@@ -37,16 +37,16 @@ class StoredRun:
     name: str
     status: str
     started: int  # milliseconds since 1970
-    artifacts: str  # URI of its artifact folder
+    artifacts: str  # URI of the run's artifact folder
     params: dict[str, str]
     tags: dict[str, str]
     latest: dict[str, Point]  # last point of each metric
 
     def check(self) -> None:
-        """Check the types of all values: a file may have been edited or damaged.
+        """Check the types of all values, because the file may have been edited or damaged.
 
         Raises:
-            ConfigError: if one is wrong; the message gives the first.
+            ConfigError: for the first value with a wrong type.
         """
         own = {"run_uuid": self.run_id, "name": self.name, "status": self.status, "artifact_uri": self.artifacts}
         for table, texts in (("runs", own), ("params", self.params), ("tags", self.tags)):
@@ -68,14 +68,15 @@ class StoredRun:
             self.check_point(key, *point)
 
     def check_point(self, key: str, step: object, value: object) -> None:
-        """Check a value of a metric, as `check`."""
+        """Check the types of a metric's key, step and value; raise ConfigError for a wrong one."""
         if type(key) is not str or type(step) is not int or type(value) not in (float, int):
             raise self._wrong(f"metric {key} at step {step}", value)
 
     def _wrong(self, what: str, value: object) -> ConfigError:
         return ConfigError(
-            f"tracking: run {self.run_id}: {what}: {value!r:.60} cannot be the recorded value. Restore mlflow.db from "
-            "a copy; or move it away and run `ctvr rebuild`, which recreates it from the event log."
+            f"tracking: run {self.run_id}: {what}: {value!r:.60} is not a valid value, so the record is damaged. "
+            "Restore mlflow.db from a copy, or move it away and run `ctvr runs sync --rebuild`, which recreates it "
+            "from the event log."
         )
 
 

@@ -1,8 +1,8 @@
 """Recording of runs in MLflow. Experiment = stream, parent run = sweep, child run = trial.
 
-Writing never raises into training: unsent messages are kept in `<runs>/outbox` (outbox.py), and `Tracker.flush` (`ctvr
-sync`) sends them later; all messages are logged, too (event_log.py). Every write may be repeated: a
-(metric, step) that exists is not stored again, and a run that exists under its identity is continued.
+Writing does not raise errors into training: unsent messages are kept in `<runs>/outbox` (outbox.py), and
+`Tracker.flush` (`ctvr runs sync`) sends them later. The event log keeps all messages (event_log.py). Every write may be
+repeated: a (metric, step) that exists is not stored again, and a run that exists under its identity is continued.
 
 Tags of a run: `ctvr.kind` (sweep, trial), `ctvr.identity` (its identity below its parent), `ctvr.stream`, `ctvr.sweep`
 (the sweep's name), `ctvr.holder` (its process: holders.py), and tags from the caller (`ctvr.complete`,
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 OUTBOX = "outbox"
 WRITTEN = (OUTBOX, EVENTS, "mlflow.db")  # after a run, a runs folder contains at least one of these
+_RETRY = "Run the command again; existing data is kept."
 
 
 def create_store(uri: str, runs: Path, stream: str | None = None) -> None:
@@ -91,11 +92,11 @@ class Tracker:
         return self._sender.client
 
     def experiment(self, stream: str) -> str:
-        """Return the id of the stream's experiment, created if it does not exist; safe for concurrent processes."""
+        """Return the id of the stream's experiment, and create a missing one; safe for concurrent processes."""
         return self._sender.experiment(stream)
 
     def pages(self) -> list[tuple[str, str]]:
-        """Return streams with runs and the addresses of their pages in MLflow, newest first."""
+        """Return the name of each stream with runs and the address of its page in MLflow, newest first."""
         found = self.client.search_experiments(filter_string="name != 'Default'")
         return [(each.name, page_of_runs(each.experiment_id)) for each in found if self.experiment(each.name)]
 
@@ -145,9 +146,10 @@ class Tracker:
         """Record `text` as the artifact `name`."""
         self._tell(run_id, {"op": "text", "name": name, "text": text})
 
-    def log_heatmap(self, run_id: str, name: str, matrix: Sequence[Sequence[float | None]]) -> None:
-        """Draw a T x T lower-triangular matrix of R@1 as the artifact `<name>.png`."""
-        self._tell(run_id, {"op": "heatmap", "name": name, "matrix": [[*map(number, row)] for row in matrix]})
+    def log_heatmap(self, run_id: str, name: str, matrices: Mapping[str, Sequence[Sequence[float | None]]]) -> None:
+        """Record a figure of lower-triangular matrices of R@1 (T x T tasks, by title) as artifact `<name>.png`."""
+        numbers = {title: [[*map(number, row)] for row in matrix] for title, matrix in matrices.items()}
+        self._tell(run_id, {"op": "heatmap", "name": name, "matrices": numbers})
 
     def rename(self, run_id: str, name: str) -> None:
         """Rename a run on MLflow's pages; `RunRecord.name` does not change."""
@@ -167,7 +169,7 @@ class Tracker:
     def close(self, run_id: str, status: str = "FINISHED") -> None:
         """End a run as FINISHED, FAILED or KILLED, after its unsent messages."""
         if status not in ENDED:
-            raise ValueError(f"status: {status!r} is not an end of a run. Use one of {', '.join(sorted(ENDED))}.")
+            raise ValueError(f"status: {status!r} is not a final status. Use one of {', '.join(sorted(ENDED))}.")
         self._tell(run_id, {"op": "close", "status": status, "time": _now()}, now=True)
 
     @property
@@ -175,14 +177,14 @@ class Tracker:
         return self._sender.artifacts
 
     def has_artifacts(self, run_id: str, folder: str) -> bool:
-        """Return whether an artifact folder of a run has files; raises as `download`."""
+        """Return whether an artifact folder of a run has files; raises ConfigError as `download` does."""
         self._sender.artifacts.of(self._sender.real(run_id))
         return bool(self.client.list_artifacts(run_id, folder))
 
     def register_model(self, run_id: str, name: str, aliases: Sequence[str] = ()) -> str | None:
-        """Make a run's artifact `model` a version of the registered model `name`; aliases move to that version.
+        """Register a run's artifact `model` as a version of the model `name`; aliases move to that version.
 
-        Returns the version, which may exist already; None, with a warning, after an error.
+        Returns the number of the version, which may already exist; None, with a warning, after an error.
         """
         try:
             return self._sender.register(self._sender.real(run_id), name, aliases)
@@ -201,15 +203,15 @@ class Tracker:
 
     @property
     def waits_because(self) -> str:
-        """Reason why records were left unsent by `flush`."""
+        """Reasons for which `flush` left records unsent, in one line."""
         return "; ".join(self._courier.reasons) or "another process is sending them"
 
     def resend(self, runs: Runs, bad: list[str]) -> dict[str, dict[str, Any]]:
-        """Send the messages of the event log; existing data stays. Return the tags of each run id.
+        """Send the messages of the event log again, in addition to existing data; return the tags of each run id.
 
         Args:
-            runs: `EventLog.runs`.
-            bad: receives a line for each record with a permanent error.
+            runs: result of `EventLog.runs`.
+            bad: list to which a line for each record with a permanent error is appended.
 
         Raises:
             StoreError: for an error that is not permanent.
@@ -217,13 +219,13 @@ class Tracker:
 
         def judge(name: str, message: Message, error: Exception) -> None:
             if not is_refusal(error) and type(error) is not LookupError:  # LookupError: its sweep was never logged
-                raise StoreError(f"tracking {self.uri}: {reason(error)}. Run it again: existing data stays.") from error
+                raise StoreError(f"tracking {self.uri}: {reason(error)}. {_RETRY}") from error
             bad.append(f"{self.event_log.folder / name}.jsonl: a record ({message['op']}) is refused: {reason(error)}")
 
         return dict(replay(runs, self._sender.send, self._sender.opened, judge).values())
 
     def add_rows(self, run_id: str, rows: Mapping[int, Mapping[str, float]]) -> None:
-        """Record former results as `log_history` does, but immediately or not at all.
+        """Record earlier results as `log_history` does, but raise an error instead of using the outbox.
 
         Raises:
             StoreError: if MLflow does not accept it.
@@ -232,10 +234,10 @@ class Tracker:
         try:
             self._sender.send(run_id, {"op": "metrics", "values": values, "time": _now()})
         except Exception as error:
-            raise StoreError(f"tracking {self.uri}: {reason(error)}. Run it again: existing data stays.") from error
+            raise StoreError(f"tracking {self.uri}: {reason(error)}. {_RETRY}") from error
 
     def delete_run(self, run_id: str) -> None:
-        """Delete a run's record; MLflow marks it, and `mlflow runs restore` brings it back."""
+        """Mark a run's record as deleted in MLflow; `mlflow runs restore` undoes it."""
         self.client.delete_run(self._sender.real(run_id))
 
     # --- reading ---
@@ -265,7 +267,7 @@ class Tracker:
         """Return the parent run of a sweep.
 
         Raises:
-            ConfigError: if there is none of that name, with the known ones.
+            ConfigError: if there is no sweep of that name; the message lists known sweeps.
         """
         if (sweep := self.find_sweep(name)) is not None:
             return sweep
@@ -295,7 +297,7 @@ class Tracker:
         run_id = self._sender.real(run_id)
         if (
             folder := self._sender.artifacts.local_folder(run_id)
-        ) is not None:  # MLflow, whose import takes seconds, looks there
+        ) is not None:  # MLflow, whose import takes seconds, is not needed
             if (folder / artifact).exists():
                 require_allowed(str(folder / artifact), f"run {run_id[:8]}: {artifact}", self.runs, self.uri)
                 return folder / artifact
@@ -338,7 +340,7 @@ def _now() -> int:
 
 
 def current_user() -> dict[str, str]:
-    """Return the user's name as a tag for MLflow's pages; empty where the system has no name (some containers)."""
+    """Return the user's name as a tag for MLflow's pages; empty if the system lacks a name (some containers)."""
     try:
         return {USER: getpass.getuser()}
     except (KeyError, OSError):

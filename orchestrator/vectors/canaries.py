@@ -3,11 +3,11 @@
 Clips are (24, H, W, 3) uint8 at 12 frames per second, drawn without random numbers. Each input has a partner, so that a
 change of an embedder's pipeline leaves its own trace:
 
-    grey                                a change of channels, frames, pooling, crop or resize leaves it unchanged
+    gray                                a change of channels, frames, pooling, crop or resize leaves it unchanged
     red, blue; scene_a, moving, *_bgr   one is the other with exchanged channels
     halves, halves_back                 scene_a then scene_b, and the reverse: the pooling follows from these four
     tail, flicker                       depend on the number of frames and on which are sampled
-    border; wide, wide_border           differ from scene_a, or from each other, only where a centre crop cuts
+    border; wide, wide_border           differ from scene_a, or from each other, only where a center crop cuts
     checker                             a pattern of single pixels, which depends on the interpolation
     prefixed sentences                  equal another sentence if a pipeline adds that prompt
     capital, stop, long_a, long_b       depend on case, punctuation and the longest text
@@ -26,7 +26,7 @@ from ctvr.orchestrator.output_dir import new_folder
 from ctvr.orchestrator.synthetic.drawing import COLOURS, Pixels, Sprite, draw, to_pixels
 from ctvr.orchestrator.vectors.card import CARD, KEYS
 
-VERSION = 1  # increase it when a pixel or a sentence changes: stored vectors are then of other inputs
+VERSION = 1  # increase it when a pixel or a sentence changes, because stored vectors then belong to other inputs
 FRAMES, FPS, SIZE, WIDE, RIM = 24, 12, 96, 160, 5
 BASE, SECOND = "a red square moves to the left", "a dog runs along the beach"
 _LONG = "a man in a blue coat walks slowly past a row of parked cars and then stops in front of a small shop"
@@ -65,14 +65,14 @@ STATIC = ("grey", "red", "blue", "scene_a", "scene_a_bgr", "scene_b", "border", 
 
 
 def _gradient(first: tuple[int, int, int], second: tuple[int, int, int], width: int = SIZE) -> Pixels:
-    """Return a picture (SIZE, width, 3) that changes from one colour to another, from left to right and down."""
+    """Return an image (SIZE, width, 3) that changes from one color to another, from left to right and down."""
     y, x = np.mgrid[0:SIZE, 0:width]
     weight = ((x / width + y / SIZE) / 2)[..., None]
     return to_pixels(np.asarray(first) * (1 - weight) + np.asarray(second) * weight)
 
 
-def _with(picture: Pixels, *sprites: tuple[str, float, float, float, str]) -> Pixels:
-    """Return a copy of a picture with sprites: shape, x, y, radius and colour of each."""
+def _draw_sprites(picture: Pixels, *sprites: tuple[str, float, float, float, str]) -> Pixels:
+    """Return a copy of an image with sprites, each given by shape, x, y, radius and color."""
     made = picture.copy()
     for shape, x, y, radius, colour in sprites:
         draw(made, Sprite(shape, x, y, radius, np.asarray(COLOURS[colour], np.float64)))
@@ -87,18 +87,20 @@ def _stripes(width: int) -> Pixels:
 @cache
 def clips() -> dict[str, Pixels]:
     """Draw the clips: id -> (FRAMES, SIZE, SIZE or WIDE, 3) uint8, RGB, in the order of CLIPS."""
-    scene_a = _with(
+    scene_a = _draw_sprites(
         _gradient((20, 60, 160), (60, 190, 150)),
         ("star", 0.36, 0.4, 0.22, "red"),
         ("square", 0.68, 0.66, 0.15, "yellow"),
     )
-    scene_b = _with(
+    scene_b = _draw_sprites(
         _gradient((230, 170, 90), (120, 40, 30)),
         ("circle", 0.6, 0.42, 0.24, "green"),
         ("cross", 0.3, 0.7, 0.14, "white"),
     )
     path = np.linspace(0.15, 0.85, FRAMES)
-    moving = np.stack([_with(_gradient((30, 40, 90), (90, 140, 220)), ("circle", x, 0.5, 0.18, "red")) for x in path])
+    moving = np.stack(
+        [_draw_sprites(_gradient((30, 40, 90), (90, 140, 220)), ("circle", x, 0.5, 0.18, "red")) for x in path]
+    )
     rim = _stripes(SIZE)
     rim[RIM:-RIM, RIM:-RIM] = scene_a[RIM:-RIM, RIM:-RIM]
     wide, bordered, left = np.zeros((SIZE, WIDE, 3), np.uint8), _stripes(WIDE), (WIDE - SIZE) // 2

@@ -1,6 +1,6 @@
 """Vectors of the canary inputs: the reader of `canaries.npz`.
 
-Shapes: n = 16 inputs of a side, d numbers in a vector.
+Shapes: n = 16 inputs of a side, d dimensions of a vector.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SAVE = "Save it by np.savez(FILE, video_ids=IDS, videos=ARRAY, text_ids=IDS, te
 class CanaryVectors:
     """Vectors (n, d) of each side, in the order of SIDES and in their stored type; a set without texts has videos only.
 
-    They are finite, except that infinite numbers stay if the reader permits them.
+    All values are finite, unless the reader permits infinite ones.
     """
 
     path: Path
@@ -35,7 +35,7 @@ def read_canaries(path: Path, permit_infinite: bool = False) -> CanaryVectors:
     """Read `canaries.npz`: arrays video_ids (n,), videos (n, d), text_ids (n,) and texts (n, d), rows in any order.
 
     Args:
-        permit_infinite: keep infinite numbers, which a diagnosis explains.
+        permit_infinite: whether to keep infinite values, which `causes.explain` diagnoses.
 
     Raises:
         ConfigError: for another form, ids that are missing, unknown or repeated, vectors of different widths, NaN,
@@ -91,7 +91,7 @@ def _check_numbers(path: Path, side: str, names: Sequence[str], vectors: np.ndar
     remedy = "Compute it in float32: float16 overflows to such values."
     for name, row in zip(names, vectors):
         if np.isnan(row).any() or (not permit_infinite and np.isinf(row).any()):
-            raise ConfigError(f"{side}: the vector of {name!r} contains NaN or infinite numbers", path, remedy=remedy)
+            raise ConfigError(f"{side}: the vector of {name!r} contains NaN or infinite values", path, remedy=remedy)
         if not row.any():
             raise ConfigError(f"{side}: the vector of {name!r} is zero", path, remedy=remedy)
         if np.abs(row[np.isfinite(row)].astype(np.float64)).max(initial=0) > np.finfo(np.float32).max:

@@ -24,8 +24,8 @@ KEYS = {
     "normalisation": "unit or none",
     "prompt": "text around each caption, such as `a video of {}`",
     "dtype": "type in which the vectors were computed, such as float16",
-    "width": "numbers in a vector",
-    "licence": "licence of the vectors",
+    "width": "number of dimensions of a vector",
+    "licence": "license of the vectors",
     "made_by": "author of the set",
 }
 
@@ -51,7 +51,7 @@ class Card:
 
     @property
     def width(self) -> int | None:
-        """Return the numbers in a vector, or None if the card does not state them."""
+        """Return the number of dimensions of a vector, or None if the card does not state it."""
         return int(self.values["width"]) if "width" in self.values else None
 
     @property
@@ -87,27 +87,28 @@ def read_card(path: Path) -> Card:
     """
     found = parse_yaml(read_text(path, YAML_BYTES), str(path))
     if not isinstance(found, dict):
-        raise ConfigError("is not a card", path, remedy="Write lines such as `embedder: NAME`.")
+        raise ConfigError("is not a card", path, remedy="Add lines such as `embedder: NAME`.")
     for key in found:
         if key not in KEYS:
             hint = suggest(str(key), KEYS).strip() or f"Keys: {', '.join(KEYS)}."
             raise ConfigError("unknown key", path, str(key), remedy=hint)
     if found.get("embedder") in (None, ""):
-        raise ConfigError("does not name its embedder", path, remedy="Write `embedder: NAME`.")
+        raise ConfigError("does not name its embedder", path, remedy="Add `embedder: NAME`.")
     libraries = found.pop("libraries", None) or {}
     if not isinstance(libraries, dict):
-        raise ConfigError("libraries is not a mapping", path, libraries, remedy="Write `NAME: VERSION` below it.")
+        raise ConfigError("libraries is not a mapping", path, libraries, remedy="Add `NAME: VERSION` below it.")
     values = {key: _text(path, key, value) for key, value in found.items() if value is not None}
-    if values.get("normalisation", "none") not in NORMALISATIONS:
-        raise ConfigError("normalisation is not unit or none", path, values["normalisation"], remedy="Write one.")
+    given = values.get("normalisation", "none")
+    if given not in NORMALISATIONS:
+        raise ConfigError("normalisation is not unit or none", path, given, remedy="Use one of them.")  # prose: allow
     if "width" in values and not (values["width"].isascii() and values["width"].isdigit() and int(values["width"])):
-        raise ConfigError("width is not a count of numbers", path, values["width"], remedy="Write width: 512.")
+        raise ConfigError("width is not a number of dimensions", path, values["width"], remedy="Use for example 512.")
     return Card(path, values, {str(key): _text(path, f"libraries: {key}", value) for key, value in libraries.items()})
 
 
 def _text(path: Path, key: str, value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ConfigError(f"{key} is not a text or a number", path, value, remedy="Write it in quotes.")
+        raise ConfigError(f"{key} is not a text or a number", path, value, remedy="Use quotes.")
     text = str(value).strip("\n")
     if not text.isprintable() or len(text) > 1000:
         raise ConfigError(f"{key} is not one line of at most 1000 characters", path, text, remedy="Shorten it.")

@@ -1,7 +1,7 @@
 """Likely cause of a difference between the vectors of two sets for one side, videos or texts.
 
-A cause is decided from the two arrays alone. Input changes are recognised by which canaries stay unchanged, changes of
-the space by exact relations between all rows, and what remains by the size of the change.
+A cause is decided from the two arrays alone. Changes of the input are recognized by the canaries that are
+unchanged, changes of the space by exact relations between all rows, and what remains by the size of the change.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ctvr.orchestrator.vectors import relations
 from ctvr.orchestrator.vectors.canaries import CLIPS, PROMPTED, STATIC, TEXTS, TWINS
 from ctvr.orchestrator.vectors.relations import Matrix
 
-SAME, HALF, BRAIN = 1e-3, 1e-2, 8e-3  # turns of a row: fp16 rounding; bfloat16 numbers; bfloat16 arithmetic
-EXACT, LEFT = 6e-3, 0.1  # residual of a relation that holds except for rounding; the most that it leaves of a change
-SMALL, RELATED = 0.2, 0.75  # median turn: other input or weights; cosine 0.72
+SAME, HALF, BRAIN = 1e-3, 1e-2, 8e-3  # largest turns of a row by fp16 rounding, bfloat16 storage, bfloat16 arithmetic
+EXACT, LEFT = 6e-3, 0.1  # residual of a relation with rounding; largest share of a change that it leaves
+SMALL, RELATED = 0.2, 0.75  # median turns: above it other inputs; up to it (cosine 0.72) a revision
 WORDS = {
     "equal": "none",
     "rounding": "rounding",
     "bf16": "rounding of bfloat16, or of arithmetic in half precision",
-    "normalisation": "normalisation missing or added",
+    "normalisation": "normalization missing or added",
     "scale": "other scale",
     "overflow": "float16 overflow or saturation",
     "permuted": "permuted rows (ids are shifted)",
@@ -102,7 +102,7 @@ def _same_directions(old: Matrix, new: Matrix) -> Cause:
 
 
 def _shifted(side: str, old: Matrix, new: Matrix) -> Cause | None:
-    """Recognise rows that belong to other ids."""
+    """Recognize rows that belong to other ids."""
     nearest, distance = relations.sources(old, new)
     moved = relations.turns(old, new) > HALF
     found = moved & (distance <= EXACT)
@@ -123,7 +123,7 @@ def _places(names: list[str]) -> list[int]:
 
 
 def _clips(old: Matrix, new: Matrix) -> Cause | None:
-    """Recognise another preparation of videos: grey is unchanged, and others are not."""
+    """Recognize another preparation of videos, in which `grey` is unchanged and other clips are not."""
     turned = dict(zip(CLIPS, relations.turns(old, new)))
     limit = _limit(old, new)
     if turned["grey"] > limit:
@@ -139,16 +139,16 @@ def _clips(old: Matrix, new: Matrix) -> Cause | None:
     if float(np.median(swapped)) <= limit and min(turned["red"], turned["blue"]) > limit:
         return Cause("bgr", "each clip has the vector of its twin with exchanged channels")
     if max(turned["red"], turned["blue"]) > limit:
-        return Cause("crop", "grey is unchanged; single colours are not, and are not exchanged either")
+        return Cause("crop", "gray is unchanged; single colors are not, and are not exchanged either")
     changes = []
     for first, second in (("scene_a", "border"), ("wide", "wide_border")):
         before, after = (float(relations.turns(x[[rows[first]]], x[[rows[second]]])[0]) for x in (old, new))
         changes.append(f"{first} and {second} are {after:.2f} apart instead of {before:.2f}")
-    return Cause("crop", f"single colours are unchanged, patterns are not; {', '.join(changes)}")
+    return Cause("crop", f"single colors are unchanged, patterns are not; {', '.join(changes)}")
 
 
 def _temporal(old: Matrix, new: Matrix, turned: dict[str, float]) -> Cause:
-    """Distinguish pooling and frames: all clips without motion are unchanged."""
+    """Distinguish a change of pooling from one of frames, if all clips without motion are unchanged."""
     before, after = _pooling(old), _pooling(new)
     if before != after and {before, after} != {"some frames", "mean"}:
         return Cause("pooling", f"clips without motion are unchanged; the pooling changed from {before} to {after}")
@@ -158,7 +158,7 @@ def _temporal(old: Matrix, new: Matrix, turned: dict[str, float]) -> Cause:
 
 
 def _pooling(vectors: Matrix) -> str:
-    """Name the pooling that leads from scene_a and scene_b to the clips that contain both."""
+    """Return the pooling that leads from scene_a and scene_b to the clips that contain both."""
     rows = dict(zip(CLIPS, vectors))
     parts = {
         name: relations.mixture(rows[name], rows["scene_a"], rows["scene_b"])
@@ -177,7 +177,7 @@ def _pooling(vectors: Matrix) -> str:
 
 
 def _texts(old: Matrix, new: Matrix) -> Cause | None:
-    """Recognise another preparation of texts: a known prompt, or a change of few sentences."""
+    """Recognize another preparation of texts: a known prompt, or a change of few sentences."""
     if prompt := _prompt(old, new):
         return prompt
     changed = [name for name, turn in zip(TEXTS, relations.turns(old, new)) if turn > _limit(old, new)]
@@ -187,7 +187,7 @@ def _texts(old: Matrix, new: Matrix) -> Cause | None:
 
 
 def _prompt(old: Matrix, new: Matrix) -> Cause | None:
-    """Recognise a prompt that a canary contains."""
+    """Recognize a prompt that a canary contains."""
     rows = {name: number for number, name in enumerate(TEXTS)}
     for first, second, word in ((old, new, "added"), (new, old, "missing")):
         for prompted, (plain, prompt) in PROMPTED.items():
@@ -198,7 +198,7 @@ def _prompt(old: Matrix, new: Matrix) -> Cause | None:
 
 
 def _space(old: Matrix, new: Matrix) -> Cause:
-    """Recognise a map from the old to the new space, or measure how far the vectors turned."""
+    """Recognize a map from the old to the new space, or measure how far the vectors turned."""
     turned = relations.turns(old, new)
     middle = f"the median direction turned by {np.median(turned):.2g}"
     limit = _limit(old, new)

@@ -15,7 +15,7 @@ from ctvr.orchestrator.vectors.canary_vectors import CanaryVectors, read_canarie
 from ctvr.orchestrator.vectors.card import CARD, Card, is_same_name, read_card
 from ctvr.orchestrator.vectors.same_embedder import Comparison, compare
 
-UNIT_ERROR = 1e-2  # of the length of a vector that a card calls normalised; bfloat16 numbers have 2e-3
+UNIT_ERROR = 1e-2  # tolerance of the length of vectors that a card declares as unit; bfloat16 storage causes 2e-3
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def _read(card: Path, vectors: Path, permit_infinite: bool = False) -> FeatureSe
     canaries = read_canaries(vectors, permit_infinite) if vectors.exists() else None
     if canaries is not None and read.width not in (None, canaries.sides["videos"].shape[1]):
         raise ConfigError(
-            f"its canaries have {canaries.sides['videos'].shape[1]} numbers a vector",
+            f"its canaries have {canaries.sides['videos'].shape[1]} dimensions",
             card,
             f"width: {read.width}",
             remedy="Correct the card, or embed the canaries again.",
@@ -65,15 +65,15 @@ def check_arrays(found: FeatureSet, source: Path, arrays: Arrays, side: str = "v
         source: the file or folder of the arrays, as errors name it.
 
     Raises:
-        ConfigError: for another width, or vectors that are not normalised although the card says so.
+        ConfigError: for another width, or vectors that are not normalized although the card states it.
     """
     card, width = found.card, next(iter(arrays.values())).shape[-1]
     expected = card.width if side == "videos" else None
     if found.canaries is not None and side in found.canaries.sides:
         expected = found.canaries.sides[side].shape[1]
     if expected not in (None, width):
-        fault = f"{side} have {width} numbers a vector, but {card.path} describes {expected}"
-        raise ConfigError(fault, source, remedy="Give the features of that card, or correct it.")
+        fault = f"{side} have {width} dimensions, but {card.path} describes {expected}"
+        raise ConfigError(fault, source, remedy="Use the features of that card, or correct it.")
     if not card.is_unit:
         return
     for name, array in arrays.items():
@@ -81,14 +81,14 @@ def check_arrays(found: FeatureSet, source: Path, arrays: Arrays, side: str = "v
         wrong = lengths[(lengths > 0) & (np.abs(lengths - 1) > UNIT_ERROR)]  # frames of zeros are counted elsewhere
         if wrong.size:
             raise ConfigError(
-                f"{name[:60]!r} has a vector of length {wrong[0]:.4g}, but {card.path} says normalisation: unit",
+                f"{name[:60]!r} has a vector of length {wrong[0]:.4g}, but {card.path} states normalisation: unit",
                 source,
-                remedy="Normalise the features, or write normalisation: none.",
+                remedy="Normalize the features, or set normalisation: none.",
             )
 
 
 def refuse_mixture(ours: FeatureSet, theirs: FeatureSet, what: str) -> Comparison | None:
-    """Compare the cards and canaries of two sets that would be used together; None if canaries are missing.
+    """Compare the cards and canaries of two sets that would be used together; return None if canaries are missing.
 
     Args:
         what: the use, such as "captions of one and videos of the other".
@@ -148,7 +148,8 @@ def check_features(folder: Path, name: str, place: Path) -> Comparison:
     card = place / CARD if place.is_dir() else place
     given = _read(card, card.parent / CANARIES, permit_infinite=True)
     if given.canaries is None:
-        raise ConfigError(f"has no {CANARIES} next to it", card, remedy="Embed the inputs of `ctvr streams canaries`.")
+        remedy = f"Embed the files that `ctvr streams canaries FOLDER` writes, and save the vectors as {CANARIES}."
+        raise ConfigError(f"has no {CANARIES} next to it", card, remedy=remedy)
     for side in stored.canaries.sides:
         if side not in given.canaries.sides:
             raise ConfigError(f"lacks {side}, which {name} has", given.canaries.path, remedy="Embed them too.")

@@ -1,7 +1,7 @@
 """Relations between two sets of vectors of the same inputs: scale, permutation, offset, diagonal, rotation, low rank.
 
-Shapes: n inputs, d numbers in a vector. `old` and `new` are finite float64 without rows of zeros. Every residual is
-relative to the vectors, so that 0 is an exact relation and about 1 none.
+Shapes: n inputs, d dimensions of a vector. `old` and `new` are finite float64 without rows of zeros. Every residual is
+relative to the vectors: 0 means an exact relation, about 1 means no relation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Matrix = NDArray[np.float64]
 
 
 def unit(vectors: Matrix) -> Matrix:
-    """Return the rows (n, d) with length 1."""
+    """Scale the rows (n, d) to length 1."""
     made: Matrix = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     return made
 
@@ -36,14 +36,14 @@ def spread(values: Matrix) -> float:
 
 
 def sources(old: Matrix, new: Matrix) -> tuple[NDArray[np.intp], Matrix]:
-    """Return the row of `old` that is closest to each row of `new`, (n,), and their distances as directions, (n,)."""
+    """Return the row of `old` that is closest to each row of `new`, (n,), and the distance of directions, (n,)."""
     distances = np.linalg.norm(unit(new)[:, None] - unit(old)[None], axis=2)
     nearest = distances.argmin(1)
     return nearest, distances[np.arange(len(new)), nearest]
 
 
 def gram_difference(old: Matrix, new: Matrix) -> float:
-    """Return the largest difference of two inputs' cosine: 0 if an orthogonal map and scales lead from old to new."""
+    """Return the largest change of a cosine of two inputs; 0 if an orthogonal map and scales lead from old to new."""
     first, second = unit(old), unit(new)
     return float(np.abs(first @ first.T - second @ second.T).max())
 
@@ -56,10 +56,10 @@ def gram_correlation(old: Matrix, new: Matrix) -> float:
 
 
 def offset_residual(old: Matrix, new: Matrix) -> float:
-    """Return the residual of `new_i ~ old_i - c`: one offset c for all rows, before a normalisation of either.
+    """Return the residual of `new_i ~ old_i - c`: one offset c for all rows, up to a scale of each row.
 
-    Least squares for row scales a, b and c in `a_i new_i = b_i old_i - c`. 1 if the scales are not positive, as where
-    a row is unchanged.
+    Least squares for row scales a, b and c in `a_i new_i = b_i old_i - c`. The residual
+    is 1 if the scales are not positive, for example if a row is unchanged.
     """
     first, second, count = unit(old), unit(new), len(old)
     rows = np.concatenate([second, -first])  # (2n, d)
@@ -79,7 +79,8 @@ def offset_residual(old: Matrix, new: Matrix) -> float:
 def diagonal_residual(old: Matrix, new: Matrix) -> float:
     """Return the residual of `new_ij ~ r_i s_j old_ij`: a factor for each dimension, and one for each row.
 
-    The median difference of logarithms of both sides, and the share of signs that differ within a dimension.
+    The residual is the median difference of the logarithms of both sides. It is 1 if more than 2 % of the signs differ
+    within their dimension, or if most values are about 0.
     """
     tiny = 1e-6 * np.abs(old).max()
     is_used = (np.abs(old) > tiny) & (np.abs(new) > 1e-6 * np.abs(new).max())
@@ -98,8 +99,8 @@ def diagonal_residual(old: Matrix, new: Matrix) -> float:
 def affine_residual(old: Matrix, new: Matrix) -> float:
     """Return the residual of `old_ij ~ (g_j new_ij + b_j) / a_i`: a factor and an offset for each dimension.
 
-    The scales a are the eigenvector of the smallest eigenvalue, after least squares for g and b. 1 if they are not
-    positive. Few rows fit by chance: unrelated rows have about sqrt(1 - 2 / n).
+    The scales a are the eigenvector of the smallest eigenvalue, after least squares for g and b. The
+    residual is 1 if they are not positive. Few rows fit by chance: unrelated rows have about sqrt(1 - 2 / n).
     """
     count = len(old)
     form = np.zeros((count, count))
@@ -117,7 +118,7 @@ def affine_residual(old: Matrix, new: Matrix) -> float:
 
 
 def standardised(vectors: Matrix) -> Matrix:
-    """Return the rows with mean 0 and standard deviation 1, as LayerNorm without gain and bias."""
+    """Scale each row to mean 0 and standard deviation 1, as LayerNorm without gain and bias."""
     centred = vectors - vectors.mean(1, keepdims=True)
     made: Matrix = centred / np.maximum(centred.std(1, keepdims=True), 1e-300)
     return made
@@ -170,13 +171,13 @@ def _overlap(first: Matrix, second: Matrix, k: int) -> float:
     shares = []
     for ours, theirs in zip(first, second):
         top = np.argsort(-theirs, kind="stable")[:k]
-        bound = np.sort(ours)[-k] - 2e-3  # canaries with almost equal scores may change places
+        bound = np.sort(ours)[-k] - 2e-3  # canaries with almost equal scores may swap ranks
         shares.append((ours[top] >= bound).mean())
     return float(np.mean(shares))
 
 
 def is_bfloat16(vectors: np.ndarray) -> bool:
-    """Return whether every number is one of bfloat16, that is, the lower half of its float32 is zero."""
+    """Return whether bfloat16 represents every value exactly: the lower half of its float32 is zero."""
     if vectors.dtype == np.float16:
         return False
     single = np.ascontiguousarray(vectors, np.float32)
@@ -184,7 +185,7 @@ def is_bfloat16(vectors: np.ndarray) -> bool:
 
 
 def saturated(vectors: np.ndarray) -> int:
-    """Return how many numbers of distinct rows are infinite, or equal the largest in absolute value if several do."""
+    """Count infinite values in distinct rows; without any, count values that tie for the largest absolute value."""
     rows = np.unique(vectors.astype(np.float64), axis=0)
     infinite = int(np.isinf(rows).sum())
     if infinite:

@@ -17,14 +17,14 @@ from ctvr.orchestrator.vectors.relations import Matrix
 VERDICTS = {
     "equal": "every number is equal",
     "rounding": "the same vectors except for rounding",
-    "same order": "other numbers, but the canaries find the same neighbours among the stored vectors",
+    "same order": "other numbers, but the canaries find the same neighbors among the stored vectors",
     "a fixed map away": "another basis of the same space; map the vectors, or embed one part again",
     "another space": "vectors of the two sets cannot be compared",
 }
 MIXABLE = ("equal", "rounding", "same order")
 _MAPS = ("rotated", "centred", "basis")
-ARITHMETIC = 0.05  # median turn up to which cards of two dtypes explain a change: a cosine of 0.9988
-_KEPT = 0.9  # overlap of neighbours from which the order counts as kept
+ARITHMETIC = 0.05  # largest median turn (cosine 0.9988) that different dtypes on the cards explain
+_KEPT = 0.9  # smallest overlap of neighbors at which the order counts as preserved
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ def compare(old: CanaryVectors, new: CanaryVectors, cards: tuple[Card, Card] | N
     both = {side: (old.sides[side], new.sides[side]) for side in old.sides if side in new.sides}
     sides = {side: explain(side, *pair) for side, pair in both.items()}
     differences = cards[0].differences(cards[1]) if cards else {}
-    sides = _settled(sides, both, differences)
+    sides = _settle(sides, both, differences)
     cause = _joint(sides)
     ranks = tuple(_ranks(both))
     said = tuple(f"cards: {key} was {was}, and is {now}" for key, (was, now) in differences.items())
     return Comparison(_verdict(cause, sides, both), cause, sides, ranks, said)
 
 
-def _settled(
+def _settle(
     sides: Mapping[str, Cause], both: Mapping[str, tuple[np.ndarray, np.ndarray]], differences: Collection[str]
 ) -> dict[str, Cause]:
     """Decide causes that one side leaves open: by the other side, by the size of the change, and by the cards."""
@@ -132,7 +132,7 @@ def _verdict(cause: Cause, sides: Mapping[str, Cause], both: Mapping[str, tuple[
 
 
 def _keeps_order(both: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> bool:
-    """Return whether new vectors find the same neighbours among the stored ones, within a side and across sides."""
+    """Return whether new vectors find the same neighbors among the stored ones, within a side and across sides."""
     pairs = {side: (first.astype(np.float64), second.astype(np.float64)) for side, (first, second) in both.items()}
     overlaps = [relations.mixed_overlap(*pair) for pair in pairs.values()]
     if len(pairs) == 2 and pairs["videos"][0].shape == pairs["texts"][0].shape:
@@ -145,7 +145,7 @@ def _keeps_order(both: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> bool:
 
 
 def _ranks(both: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Iterator[str]:
-    """Report how ranks change: neighbours within each side, and the first clip of each sentence."""
+    """Report how ranks change: neighbors within each side, and the first clip of each sentence."""
     pairs: dict[str, tuple[Matrix, Matrix]] = {
         side: (pair[0].astype(np.float64), np.nan_to_num(pair[1].astype(np.float64), posinf=65504, neginf=-65504))
         for side, pair in both.items()
@@ -157,10 +157,10 @@ def _ranks(both: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Iterator[str]:
         yield text
     if len(pairs) == 2 and len({each.shape[1] for pair in pairs.values() for each in pair}) == 1:
         videos, texts = pairs["videos"], pairs["texts"]
-        before = _ranked(texts[0], videos[0])
+        before = _rank_clips(texts[0], videos[0])
         for name, after in (
-            ("new texts on old videos", _ranked(texts[1], videos[0])),
-            ("new texts on new videos", _ranked(texts[1], videos[1])),
+            ("new texts on old videos", _rank_clips(texts[1], videos[0])),
+            ("new texts on new videos", _rank_clips(texts[1], videos[1])),
         ):
             moved = np.abs(after - before)
             yield (
@@ -169,8 +169,8 @@ def _ranks(both: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Iterator[str]:
             )
 
 
-def _ranked(texts: Matrix, videos: Matrix) -> np.ndarray:
-    """Return the rank (n, n) of each clip for each sentence, by cosine rounded so that ties stay ties."""
+def _rank_clips(texts: Matrix, videos: Matrix) -> np.ndarray:
+    """Return the rank (n, n) of each clip for each sentence, by rounded cosine, so that ties are preserved."""
     scores = np.round(relations.unit(texts) @ relations.unit(videos).T, 4)
     ranks: np.ndarray = np.argsort(np.argsort(-scores, axis=1, kind="stable"), axis=1)
     return ranks

@@ -51,7 +51,7 @@ def container_of(path: Path) -> str | None:
         head = file.read(_PROBED)
         if not head[:8].strip(b"\0"):  # recordings of TV receivers can begin with padding
             file.seek(0)
-            head = _after_zeros(file)
+            head = _skip_zeros(file)
     if head[4:8] in _MP4_BOXES:
         return "mov"
     if head.startswith(b"\x1a\x45\xdf\xa3"):
@@ -74,7 +74,7 @@ def container_of(path: Path) -> str | None:
 
 
 def _program(path: Path) -> str | None:
-    """Return the demuxer of a program stream whose start is missing or is preceded by other bytes, else None.
+    """Return the demuxer of a program stream whose start is missing or is preceded by other bytes, otherwise None.
 
     Such a stream has headers one after the other (ISO 11172-1, 2.4.3; ISO 13818-1, 2.5.3).
     """
@@ -90,7 +90,7 @@ def _program(path: Path) -> str | None:
     return None
 
 
-def _after_zeros(file: BinaryIO) -> bytes:
+def _skip_zeros(file: BinaryIO) -> bytes:
     """Skip the zeros at the start of a file, except the two of a start code; return the following block."""
     for _ in range(_PADDED):
         if (block := file.read(_BLOCK)).strip(b"\0"):
@@ -99,7 +99,7 @@ def _after_zeros(file: BinaryIO) -> bytes:
 
 
 def _raw_stream(head: bytes) -> str | None:
-    """Return the demuxer of a raw stream by its first start code, that of its parameters; else None.
+    """Return the demuxer of a raw stream, recognized by its first start code, or None.
 
     Sources: ITU-T H.264 table 7-1, H.265 table 7-1, ISO 13818-2 table 6-1, ISO 14496-2 table 6-3, IEC 61834-2.
     """
@@ -146,10 +146,10 @@ def refusal(path: Path) -> str:
         return "contains only zeros at its start, like an unfinished download. Fetch it again"
     if head.startswith(b"#EXTM3U"):
         name = shlex.quote(f"{path.stem}.m3u8")  # FFmpeg requires this extension
-        return f"is a playlist (HLS). Call it {name} and join its segments: `ffmpeg -i {name} -c copy OUT.mp4`"
+        return f"is a playlist (HLS). Rename it {name} and join its segments: `ffmpeg -i {name} -c copy OUT.mp4`"
     is_riff = head.startswith(b"RIFF")
     if head.startswith(_SOUNDS) or (is_riff and head[8:12] == b"WAVE"):
-        return "is a sound file: it has no pictures. Fetch the video"
+        return "is a sound file without video. Fetch the video"
     if is_riff and head[8:12] == b"WEBP":  # most builds of FFmpeg cannot read animated WebP
         return f"is a WebP, which is not supported. Convert it: `magick {shlex.quote(path.name)} -coalesce OUT.gif`"
     kind = next((name for start, name in _OTHERS if head.startswith(start)), None)
@@ -224,7 +224,7 @@ def _mp4(file: BinaryIO, size: int) -> str | None:
     if b"moof" in seen:
         return "is a segment of a stream without its first part (`moov` box). Join them: cat INIT SEGMENT > OUT.mp4"
     if is_picture:
-        return "is a picture (AVIF or HEIC), which is not supported. Put the frames of a video into a folder, as .png"
+        return "is an image (AVIF or HEIC), which is not supported. Put the frames of a video into a folder, as .png"
     return "is cut short: it has no index (`moov` box), like an unfinished download"
 
 
@@ -253,7 +253,7 @@ def _matroska(file: BinaryIO, size: int) -> str | None:
 def _gif(path: Path, file: BinaryIO) -> str | None:
     """Walk the blocks of a GIF up to its trailer (GIF89a specification, appendix B)."""
 
-    def skip_table(flags: int) -> None:  # of colours
+    def skip_table(flags: int) -> None:  # of colors
         file.seek(3 << (flags & 7) + 1 if flags & 0x80 else 0, 1)
 
     file.seek(10)
@@ -265,7 +265,7 @@ def _gif(path: Path, file: BinaryIO) -> str | None:
             skip_table((file.read(9) or b"\0")[-1])
         elif kind != b"!":
             return f"is damaged: no block of a GIF at byte {file.tell() - 1}. {keep_the_rest(path)}"
-        file.seek(1, 1)  # the label of an extension, or the size of a picture's codes
+        file.seek(1, 1)  # the label of an extension, or the size of an image's codes
         while length := (file.read(1) or b"\0")[0]:
             file.seek(length, 1)
     return f"is cut short: it has no trailer. {keep_the_rest(path)}"

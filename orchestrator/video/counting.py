@@ -1,4 +1,4 @@
-"""Frames of a video in decoding order, numbered as they leave the decoder, and their times."""
+"""Sequential decoding of a video: frames in the order in which the decoder outputs them, and their times."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def frames_in_order(file: Any, stream: Any, strict: bool) -> Iterator[Any]:
 
 
 def _is_open(packet: Any, context: Any) -> bool:
-    """Report whether a key frame of H.264 has no IDR slice: later pictures may then refer to earlier ones."""
+    """Report whether a key frame of H.264 has no IDR slice, so that later frames may refer to earlier ones."""
     if context.name != "h264":
         return False
     data, extra = bytes(packet), context.extradata or b""
@@ -60,10 +60,10 @@ def _is_open(packet: Any, context: Any) -> bool:
 
 
 def seconds_of(pts: Sequence[int | None], base: float, rate: float) -> np.ndarray:
-    """Return the seconds of frames, (N,) non-decreasing from 0, from their timestamps in decoding order.
+    """Return the seconds of frames, (N,) non-decreasing from 0, from their timestamps in output order.
 
-    AVI's timestamps belong to positions in the file, not to frames: the set is complete but in another order, so it is
-    sorted. Missing, repeated or decreasing timestamps are interpolated between their neighbours; `rate` is used only if
+    Timestamps of AVI belong to positions in the file, not to frames. The set is complete but in another order, so it is
+    sorted. Missing, repeated or decreasing timestamps are interpolated between their neighbors; `rate` is used only if
     there are fewer than two timestamps, since AVI may declare a multiple of the true rate.
     """
     number = np.arange(len(pts))

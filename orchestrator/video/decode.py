@@ -4,22 +4,23 @@
 the container's packets in presentation order, so that all decoders (decoders.py) get the same frames and the
 timestamps are those of the file, also at a variable frame rate. PyAV decodes once and rejects frames that FFmpeg
 reports as damaged. decord and torchcodec conceal such damage, or return other frames, without an error. Where one of
-them is selected, PyAV decodes too and both results are compared. All decoders share one resize.
+them is selected, PyAV decodes too and both results are compared. All decoders share one resizing function.
 
 Measured with decord 0.6.0 and PyAV 18.1: bit-identical frames and timestamps for 8-bit h264 (of any chroma, range,
 rotation and size that was tried), hevc, vp8, vp9, mpeg4, mjpeg and flv. 10-bit h264 differs: the frames are the same,
-but colour is interpolated differently at edges (mean difference 3.1 of 255). decord finds no stream in AV1. In hevc
+but color is interpolated differently at edges (mean difference 3.1 of 255). decord finds no stream in AV1. In hevc
 with open groups of pictures (x265's default), WMV and MPEG streams it returns other frames than requested without an
-error: frames are compared with PyAV's, and the file is rejected.
+error. The comparison with PyAV's frames detects this, and the file is rejected.
 
 Measured with torchcodec 0.17.0 on FFmpeg 5.1.9 and PyAV 18.1 (FFmpeg 8.1.2), all frames: bit-identical frames and
 timestamps for 8-bit progressive h264 (of any chroma, range, matrix, rotation and size that was tried), hevc, vp8, vp9,
 av1, mpeg4, msmpeg4v2, h263, flv, wmv1, theora and mjpeg, for 10-bit h264 of chroma 4:4:4 and for prores. Not identical
-are other 10-bit videos, because of a colour interpolation that no setting controls (mean difference 2.9 of 255 in a
+are other 10-bit videos, because of a color interpolation that no setting controls (mean difference 2.9 of 255 in a
 public h264 clip; of a test pattern 3.3 to 3.9 in h264 and hevc, 0.9 to 1.0 in av1 and vp9); interlaced h264 and mpeg4
-(5.1 and 4.7; also decord's h264); and some wmv2 (by 2 at most). In MPEG program and transport streams it returns frames
-of other times or none, and with an edit list it counts a different number of frames: such files are rejected. Its
-    decoding on a GPU is not offered, since the child's sandbox gives no access to one.
+(mean differences 5.1 and 4.7; decord's h264 differs too); and some wmv2 (by at most 2 of 255). In MPEG program and
+transport streams it returns frames of other times or none, and with an edit list it counts a
+different number of frames, so such files are rejected. Its decoding on a GPU is not offered, because the child's
+sandbox gives no access to one.
 
 Nothing here protects the process from a decoder that crashes or hangs; `ctvr.orchestrator.video.pool.Decoder` does.
 """
@@ -62,7 +63,7 @@ from ctvr.orchestrator.video.sampling import (
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-_IMAGES = {".png", ".jpg", ".jpeg"}
+_IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg"}
 
 
 def decode(
@@ -89,7 +90,7 @@ def decode(
     watch = Watch(path, limits)
     if path.is_dir():
         return _decode_folder(path, sampling, limits, watch)
-    return _with_index(
+    return _decode_with_index(
         path, limits, watch, lambda index: _decode_film(index, path, sampling, segment, order, limits, watch)
     )
 
@@ -111,10 +112,10 @@ def probe(path: str | Path, limits: Limits | None = None) -> VideoInfo:
         ((_, image),) = read_pyav(path, index, [0], limits, watch)
         return _info(index, image)
 
-    return _with_index(path, limits, watch, look)
+    return _decode_with_index(path, limits, watch, look)
 
 
-def _with_index(path: Path, limits: Limits, watch: Watch, use: Callable[[Index], Result]) -> Result:
+def _decode_with_index(path: Path, limits: Limits, watch: Watch, use: Callable[[Index], Result]) -> Result:
     """Decode with the packet index; if the decoder returns other frames, decode again with counted frames."""
     index = read_index(path, limits, watch)
     try:
@@ -146,7 +147,7 @@ def _decode_film(
     for name in order:
         try:
             known: dict[int, np.ndarray] = {}
-            if limits.strict and name != "pyav":  # the others conceal damage or wrong start frames
+            if limits.strict and name != "pyav":  # other decoders conceal damage or wrong start frames
                 seen = read_pyav(path, index, wanted, limits, watch)
                 known = {i: brightness(sampling.fit(image)) for i, image in seen}
             small = {}
@@ -155,7 +156,7 @@ def _decode_film(
                 if i in known:
                     check_same(path, name, float(index.times[i]), small[i], known[i])
             times = np.where(chosen == MISSING, np.nan, index.times[chosen])
-            return Frames(_stacked(small, chosen, sampling.size), times, name, _info(index, image))
+            return Frames(_stack_frames(small, chosen, sampling.size), times, name, _info(index, image))
         except VideoError as error:
             if name == order[-1]:
                 raise
@@ -171,7 +172,7 @@ def _info(index: Index, image: np.ndarray) -> VideoInfo:
 
 
 def decoder_version(name: str = "pyav", strict: bool = True) -> str:
-    """Return everything besides file and sampling that determines the pixels, as a part of every store key.
+    """Return the versions of everything that determines the pixels besides file and sampling, for store keys.
 
     `rule` is a digest of this file and its imports from this package. `strict` is the value in `Limits`.
 
@@ -213,10 +214,10 @@ def _decode_folder(folder: Path, sampling: Sampling, limits: Limits, watch: Watc
     for i in sorted({*chosen.tolist()} - {MISSING}):
         watch.check()
         small[i] = sampling.fit(_open_image(folder, files[i], limits))
-    return Frames(_stacked(small, chosen, sampling.size), np.full(sampling.num_frames, np.nan), "images")
+    return Frames(_stack_frames(small, chosen, sampling.size), np.full(sampling.num_frames, np.nan), "images")
 
 
-def _stacked(small: dict[int, np.ndarray], chosen: np.ndarray, size: int) -> np.ndarray:
+def _stack_frames(small: dict[int, np.ndarray], chosen: np.ndarray, size: int) -> np.ndarray:
     """Stack the chosen frames: (T, size, size, 3), or for NATIVE the size of the first frame."""
     if size == NATIVE:
         height, width = small[min(small)].shape[:2]
@@ -227,7 +228,7 @@ def _stacked(small: dict[int, np.ndarray], chosen: np.ndarray, size: int) -> np.
 
 def _frame_files(folder: Path) -> list[Path]:
     """Return a folder's images, sorted by the numbers in their names (`frame_2_idx_0040` before `frame_10_...`)."""
-    files = [p for p in folder.iterdir() if p.suffix.lower() in _IMAGES and not p.name.startswith(".")]
+    files = [p for p in folder.iterdir() if p.suffix.lower() in _IMAGE_SUFFIXES and not p.name.startswith(".")]
     if not files:
         raise VideoError(str(folder), "the folder contains no frames (.png, .jpg)")
     return sorted(files, key=lambda p: ([int(n) for n in re.findall(r"\d{1,18}", p.stem)], p.name))
@@ -238,7 +239,7 @@ def _open_image(folder: Path, file: Path, limits: Limits) -> np.ndarray:
         with Image.open(file, formats=["PNG", "JPEG"]) as image:
             check_size(folder, image.width, image.height, limits)
             upright = ImageOps.exif_transpose(image)
-            if upright.mode.startswith("I"):  # 16-bit grey, which Pillow would clip to 8 bits
+            if upright.mode.startswith("I"):  # 16-bit gray, which Pillow would clip to 8 bits
                 upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
             return np.asarray(upright.convert("RGB"))
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:

@@ -1,7 +1,7 @@
 """Main program of a decoding child process (`video.pool`).
 
-It limits its memory, CPU time and written bytes, and answers with JSON and raw bytes. It can read only the folders of
-its videos and, if the system supports that, has no network.
+The process limits its memory, CPU time and written bytes, and answers with JSON and raw bytes. It can read only the
+folders of its videos and, if the system supports that, has no network.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _load(decoder: str) -> None:
 
 def _bound(limits: Limits, idle_bytes: int) -> None:
     """Set this process's resource limits for the next file; they apply even after the parent's death."""
-    if idle_bytes:  # also set the hard limit, equal for all files of a pool: a process can raise a soft limit
+    if idle_bytes:  # also set the hard limit, because a process can raise a soft limit
         limit(resource.RLIMIT_AS, idle_bytes + limits.memory_bytes)
     seconds = int(limits.max_seconds * 1.25) + 2
     usage = resource.getrusage(resource.RUSAGE_SELF)

@@ -34,8 +34,8 @@ Images = Iterator[tuple[int, np.ndarray]]
 _Frames = Iterator[tuple[int, Any, tuple[int, ...] | None]]  # PyAV frames, each with its display matrix
 
 PARTS = 16  # parts per side in which frames are compared
-# Tolerance of 255 in any part: decord's colours differ by at most 1.8 (10 bits; interlaced 0.5), its wrong frames of a
-# moving counter by 12 to 110
+# Tolerance of the brightness (0 to 255) of any part. Colors of decord differ by at most 1.8 (10 bits; interlaced 0.5),
+# its wrong frames of a moving counter by 12 to 110
 UNLIKE = 6.0
 # Codecs whose slices may end with any number of zero bytes (ISO 13818-2, 5.2.3), which FFmpeg's bitstream check reports
 # as damage
@@ -67,14 +67,14 @@ def check_same(path: Path, name: str, second: float, image: np.ndarray, known: n
         VideoError: if a part differs too much.
     """
     if np.abs(brightness(image) - known).max() > UNLIKE:
-        raise VideoError(str(path), f"{name} returns a wrong frame at {second:.2f} s: use data.decoder=pyav")
+        raise VideoError(str(path), f"{name} returns a wrong frame at {second:.2f} s. Use data.decoder=pyav")
 
 
 def _pyav_frames(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> _Frames:
     """Yield the wanted frames; reject a corrupt one if `limits.strict`.
 
     Raises:
-        IndexDisagrees: if the decoder shows other frames than the index lists.
+        IndexDisagrees: if the decoder returns other frames than the index lists.
     """
     if index.pts is not None:
         done: set[int] = set()
@@ -114,7 +114,7 @@ def _walk(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Wa
                 frames, place = frames_in_order(file, stream, limits.strict), int(np.searchsorted(pts, key)) - 1
             for frame in frames:
                 watch.check()
-                if frame.key_frame:  # not for every frame: that costs a tenth of the decoding time
+                if frame.key_frame:  # reading it for every frame would cost a tenth of the decoding time
                     matrix = display_matrix(frame)
                 if key is not None:
                     if frame.pts is None or frame.pts < key:  # precedes the key frame of the seek
@@ -210,7 +210,7 @@ def _ask_torchcodec(path: Path, index: Index, wanted: list[int], limits: Limits,
     tolerance = max(SLACK, frame_seconds(index.times) / 2)
     for i in wanted:
         watch.check()
-        frame = video.get_frame_at(i)  # one at a time: a batch would keep all of them in full size
+        frame = video.get_frame_at(i)  # one at a time, because a batch would keep all frames in full size
         # times of the returned frame, not of the requested one: in MPEG streams they differ
         if abs(frame.pts_seconds - begin - index.times[i]) > tolerance:
             raise VideoError(str(path), "torchcodec's frame times differ from the container's")

@@ -44,7 +44,7 @@ _CODECS = frozenset(
     )
 )
 _NO_VIDEO = "has no video stream that can be decoded"
-_STILLS = ("mjpeg", "png")  # one picture next to sound is a cover, which Matroska does not mark
+_STILLS = ("mjpeg", "png")  # one image next to sound is cover art, which Matroska does not mark
 HIDDEN = "its edit list hides every packet"
 # Containers that store the times of packets in file order: a frame has the time of the packet after which it is shown
 _PLACED = ("avi", "asf")
@@ -63,7 +63,7 @@ class Limits:
     max_frames: int = 1_000_000  # in the whole video: 9 hours at 30 fps
     max_seconds: float = 120.0  # wall-clock
     memory_bytes: int = 4 * 2**30  # in addition to what the idle child uses
-    strict: bool = True  # reject frames with concealed damage; False accepts them, as the released code does
+    strict: bool = True  # whether to reject frames with concealed damage, which the released code accepts
 
     def __post_init__(self) -> None:
         for name in ("max_pixels", "max_frames", "max_seconds", "memory_bytes"):
@@ -81,7 +81,7 @@ class Index:
     height: int
     fps: float
     times: np.ndarray  # (N,) seconds since the first frame
-    pts: np.ndarray | None  # (N,) timestamps of the packets in units of the stream; None: frames were counted
+    pts: np.ndarray | None  # (N,) timestamps of the packets in units of the stream; None if frames were counted
     keys: np.ndarray  # (K,) pts where decoding can begin
     why: str = ""  # reason why the frames were counted by decoding; empty if they were not
 
@@ -156,7 +156,7 @@ def open_video(path: Path, container: str, **options: str) -> Iterator[tuple[Any
 
 
 def main_video_stream(file: Any) -> Any:
-    """Return the main video stream of an open file; None if there is none, or only cover pictures."""
+    """Return the main video stream of an open file; None if it has no stream other than cover images."""
     from av.stream import Disposition
 
     pictures = Disposition.attached_pic | Disposition.timed_thumbnails
@@ -166,12 +166,12 @@ def main_video_stream(file: Any) -> Any:
 
 
 def read_index(path: Path, limits: Limits, watch: Watch) -> Index:
-    """Index a video by its packets if they prove which frames are shown, else by decoding all of it.
+    """Index a video by its packets if they prove which frames are shown, otherwise by decoding all of it.
 
     Raises:
         VideoError: if the file is missing, empty, not a supported video, truncated, damaged or over a limit.
     """
-    container, missing = _checked_file(path)
+    container, missing = _check_file(path)
     if missing and limits.strict and not is_of_media_alone(missing):
         raise VideoError(str(path), missing)
     try:
@@ -223,7 +223,7 @@ def count_index(path: Path, container: str, why: str, limits: Limits, watch: Wat
     return Index(container, codec, width, height, fps, times, None, np.zeros(0, np.int64), why)
 
 
-def _checked_file(path: Path) -> tuple[str, str | None]:
+def _check_file(path: Path) -> tuple[str, str | None]:
     """Check that a file exists, is regular and in a known container; return the container and what is missing."""
     try:
         if not path.exists():

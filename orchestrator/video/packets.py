@@ -41,8 +41,8 @@ _PROGRESSIVE = (0, 1)  # FFmpeg's field orders "unknown" and "progressive"
 class Packets:
     """Presentation timestamps of the shown frames, ascending, in units of the stream.
 
-    `why`: the reason why they are not an index, or "". `count`: all non-empty packets, including those that an edit
-        list hides.
+    `why` is the reason why they are not an index, or "". `count` is the number of non-empty packets, including those
+    that an edit list hides.
     """
 
     pts: np.ndarray  # (N,) int64
@@ -52,7 +52,7 @@ class Packets:
 
 
 class Reader:
-    """Reads the packets of one video in order."""
+    """Collector of the packets of one video, in order."""
 
     def __init__(self, path: Path, container: str, context: Any) -> None:
         self.path, self.container, self.codec = path, container, context.name

@@ -2,9 +2,9 @@
 
 `decode` and `probe` (`video/decode.py`) work in this process; the data pipeline uses `Decoder`.
 
-A child is a plain subprocess of this interpreter, not a multiprocessing worker: it does not run the caller's `__main__`
-    again and can be started from daemon processes (data loader workers). It answers with JSON and raw bytes, so that a
-    decoder exploited by a malicious file cannot return executable objects. Its memory, CPU time and written bytes
+A child is a plain subprocess of this interpreter, not a multiprocessing worker. It does not run the caller's `__main__`
+again and can be started from daemon processes (data loader workers). It answers with JSON and raw bytes, so that a
+decoder exploited by a malicious file cannot return executable objects. Its memory, CPU time and written bytes
 are limited, and its environment contains no credentials of the parent. It reads no files except the folders of its
 videos, and has no network where the system allows that.
 """
@@ -66,7 +66,7 @@ class Decoder:
         decoder: "pyav", "decord", "torchcodec" or "auto".
 
     Raises:
-        ConfigError: for less than one worker, or a decoder that is unknown or not installed.
+        ConfigError: for fewer than one worker, or a decoder that is unknown or not installed.
     """
 
     def __init__(self, workers: int = 2, limits: Limits | None = None, decoder: str = "pyav") -> None:
@@ -116,7 +116,7 @@ class Decoder:
                 busy = [child for child in self._children if child.job is not None]
                 if not busy:
                     return
-                for child, result in _finished(busy, self.limits):
+                for child, result in _collect_finished(busy, self.limits):
                     job, decoder, child.job = child.job, child.decoder, None
                     assert job is not None
                     if isinstance(result, _Crash) and decoder == "auto":
@@ -271,7 +271,7 @@ def with_parents(folders: Sequence[Path], folder: Path) -> list[Path]:
     return [*folders, folder]
 
 
-def _finished(busy: list[_Child], limits: Limits) -> Iterator[tuple[_Child, Frames | VideoError | _Crash]]:
+def _collect_finished(busy: list[_Child], limits: Limits) -> Iterator[tuple[_Child, Frames | VideoError | _Crash]]:
     """Wait for output or a timeout of any child; yield the children that have finished their job."""
     pipes = {child.process.stdout.fileno(): child for child in busy if child.process and child.process.stdout}
     wait = max(0.0, min(child.deadline for child in busy) - time.monotonic())
@@ -326,10 +326,10 @@ def _parse(job: Job, buffer: bytearray, limits: Limits) -> Frames | VideoError |
         return None
     frames = np.frombuffer(buffer, np.uint8, pixels, 4 + length).reshape(shape)
     times = np.frombuffer(bytes(buffer[4 + length + pixels :]), "<f8").astype(np.float64)
-    return Frames(frames, times, str(header["decoder"])[:32], None if info is None else _checked_info(info))
+    return Frames(frames, times, str(header["decoder"])[:32], None if info is None else _convert_info(info))
 
 
-def _checked_info(info: dict[str, Any]) -> VideoInfo:
+def _convert_info(info: dict[str, Any]) -> VideoInfo:
     """Convert the video's properties in a child's answer to their declared types."""
     kinds = {"int": int, "float": float, "str": str}
     fields = dataclasses.fields(VideoInfo)

@@ -56,7 +56,7 @@ class VideoInfo:
     height: int
     codec: str
     container: str = ""
-    counted: str = ""  # why its frames were counted by a full decode
+    counted: str = ""  # why its frames were counted by a full decode; "" if they were not
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def choose_frames(
     rule: Rule = "segments",
     fps: float = 1.0,
 ) -> np.ndarray:
-    """Return the numbers of the frames that a published rule selects.
+    """Return the indices of the frames that a published rule selects.
 
     segments: the middle frame of each of `num_frames` equal parts (CTVR, X-Pool); if there are too few frames, the last
         repeats.
@@ -118,14 +118,14 @@ def choose_frames(
         return first + np.linspace(0, stop - first - 1, num_frames).astype(np.int64)
     if rule == "one_per_second":
         last = stop if stop == len(times) else stop + 1  # include the frame that begins the second of `end`
-        return _thinned(np.arange(first, last, max(1, int(fps))), num_frames)
+        return _thin(np.arange(first, last, max(1, int(fps))), num_frames)
     parts = min(num_frames, stop - first)
     edges = np.linspace(first, stop, parts + 1).astype(np.int64)
     middles = (edges[:-1] + edges[1:] - 1) // 2
     return np.concatenate([middles, np.full(num_frames - parts, middles[-1])])
 
 
-def _thinned(chosen: np.ndarray, num_frames: int) -> np.ndarray:
+def _thin(chosen: np.ndarray, num_frames: int) -> np.ndarray:
     if len(chosen) > num_frames:
         return chosen[np.linspace(0, len(chosen) - 1, num_frames).astype(np.int64)]
     return np.concatenate([chosen, np.full(num_frames - len(chosen), MISSING)]).astype(np.int64)
@@ -135,7 +135,7 @@ def _thinned(chosen: np.ndarray, num_frames: int) -> np.ndarray:
 def missing_frame(size: int) -> np.ndarray:
     """Return the noise image, (size, size, 3) uint8, that is stored in place of a missing frame.
 
-    In batches it is replaced by zeros after the normalisation (orchestrator/data/batches.py).
+    In batches it is replaced by zeros after the normalization (orchestrator/data/batches.py).
     """
     noise = np.random.RandomState(20210418).randint(0, 256, (size, size, 3)).astype(np.uint8)
     noise.setflags(write=False)
@@ -145,10 +145,10 @@ def missing_frame(size: int) -> np.ndarray:
 def resize_and_crop(
     image: np.ndarray, size: int, resize_mode: str = "shortest", interpolation: str = "bicubic"
 ) -> np.ndarray:
-    """Resize (antialiased) and crop the centre, as open_clip does: (H, W, 3) -> (size, size, 3) uint8.
+    """Resize (antialiased) and crop the center, as open_clip does: (H, W, 3) -> (size, size, 3) uint8.
 
     Args:
-        size: NATIVE leaves the image as it is.
+        size: side of the result in pixels; NATIVE returns the image unchanged.
         resize_mode: `shortest` gives the shorter side `size` pixels, `squash` both; `longest` the longer one, and pads
             the shorter one with black.
         interpolation: `bicubic` or `bilinear`.

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-_SKEW = 0.02  # share of the matrix's larger part: below it, the rotation is a multiple of 90 degrees
+_SKEW = 0.02  # ratio of the matrix's smaller to its larger part, up to which it rotates by a multiple of 90 degrees
 
 
 def display_matrix(frame: Any) -> tuple[int, ...] | None:
-    """Return the display matrix of a PyAV frame (9 numbers); None if it has none."""
+    """Return the display matrix of a PyAV frame (9 integers); None if it has none."""
     from av.sidedata.sidedata import Type
 
     found = frame.side_data.get(Type.DISPLAYMATRIX)
@@ -24,7 +24,7 @@ def upright(image: np.ndarray, matrix: tuple[int, ...] | None) -> np.ndarray:
     """Rotate and mirror an image (H, W, 3) by its display matrix.
 
     A point (x, y), y downwards, is shown at (a x + c y, b x + d y). Multiples of 90 degrees and mirroring move pixels;
-    any other angle rotates the picture about its centre in a frame of the same size, as FFmpeg does.
+    any other angle rotates the image about its center in a frame of the same size, as FFmpeg does.
     """
     if matrix is None:
         return image

@@ -10,16 +10,19 @@ import numpy as np
 
 from ctvr.orchestrator.synthetic.images import SETTINGS as IMAGES
 
+PAUSES = {"tracking.pause_minutes": 1e-6}  # after every epoch
 VIDEO: dict[str, Any] = {
     "backbone.name": "tiny-clip",
     "backbone.weights": "shipped",
     "data.num_frames": 2,
     "data.batch_size": 2,
-    "optim.epochs": 1,
+    "optim.epochs": 2,
     "optim.lr_scale": 50,
     "evaluation.split": "test",
+    **PAUSES,
 }
 IMAGE = {name: value for name, value in IMAGES.items() if name != "preset"} | {"optim.epochs": 2, "data.batch_size": 8}
+IMAGE |= PAUSES
 BEST = {"evaluation.select": "best", "optim.epochs": 3}
 SMALL_STREAM, QUESTION_STREAM, IMAGE_STREAM = "small.json", "questions.json", "images.json"
 TASKS = 3

@@ -35,8 +35,8 @@ COMMANDS = {
     "import features": "streams import features table=features/table.csv features=features/features.npz "
     "text=features/text_features.npy --name vectors",
     "gc": "cache gc --yes --older-than 1",
-    "rebuild": "rebuild",  # after mlflow.db was lost
-    "runs rm": "runs rm {run} --commits",
+    "rebuild": "runs sync --rebuild",  # after mlflow.db was lost
+    "runs rm": "runs rm {run} --commits --yes",
     "publish": "export hf {home}/out --model {run} --license mit",
 }
 AGE = 40 * 86400.0

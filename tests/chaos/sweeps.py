@@ -2,9 +2,9 @@
 
 Ray runs in separate processes, which `ctvr sweep` starts as it does for a user. They are found by the titles that Ray
 gives them; this module does not import Ray. A sweep whose driver was killed continues with `ctvr sweep --resume`. One
-whose raylet or GCS was killed continues by itself, and reports it in one line. `ctvr sync` sends the values that MLflow
-missed. Two things are compared with an unkilled sweep: the commits of all tasks of all trials (digests of weights and
-galleries, matrices, metrics, ranks), and every metric of every trial in MLflow, exactly once.
+whose raylet or GCS was killed continues by itself, and reports it in one line. `ctvr runs sync` sends the values that
+MLflow missed. Two things are compared with an unkilled sweep: the commits of all tasks of all trials (digests of
+weights and galleries, matrices, metrics, ranks), and every metric of every trial in MLflow, exactly once.
 """
 
 import os
@@ -262,7 +262,7 @@ class Sweeps:
         is_told = again or any(kill.victim == "driver" for kill in kills)  # two deaths may end one life
         if again > engines or (engines and not is_told):
             yield f"Ray was killed {engines} times and {again} lines said so"
-        self._ctvr(number, "sync").wait()
+        self._ctvr(number, "runs", "sync").wait()
         if not self.commits:  # the unbroken sweep
             return
         commits = self._commits(number)

@@ -39,11 +39,21 @@ class Server:
             self.process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
 
     def kill(self) -> None:
-        """Send SIGKILL to the server and all its workers."""
+        """Send SIGKILL to the server and all its workers, and wait until its port is free."""
         if self.process is not None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
+            wait_for(self._is_free)  # a worker that still ends holds it
+
+    def _is_free(self) -> bool:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", self.port))
+            except OSError:
+                return False
+            return True
 
     def start_later(self, seconds: float) -> None:
         self._later = threading.Timer(seconds, self.start)

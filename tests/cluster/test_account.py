@@ -201,8 +201,8 @@ def test_ray_takes_the_file_as_it_is_and_opens_nothing(made: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["create"], "--ssh-from: write who may reach the machines"),
-        (["create", "--ssh-from", "0.0.0.0/0"], "--ssh-from 0.0.0.0/0: write a range"),
+        (["create"], "--ssh-from is missing"),
+        (["create", "--ssh-from", "0.0.0.0/0"], "--ssh-from 0.0.0.0/0: is not a range"),
         (["create", "--ssh-from", "203.0.113.7", "--worker-type", "p9z.huge"], "in 0 zones that have p9z.huge"),
         (["fill", "--stack", "none", "--ssh-from", "x"], "none"),
     ],

@@ -169,3 +169,11 @@ def test_an_image_is_made_of_the_pinned_files_and_has_every_package(name: str) -
         assert (ROOT / copied).exists()
     assert "-c constraints.txt" in text
     assert "--torch-backend" in text
+
+
+def test_only_a_lost_cluster_is_replaced(objects: Objects) -> None:
+    spec = job(objects)
+    assert spec["backoffLimit"] > 0
+    assert "cluster/resume.sh" in spec["entrypoint"]
+    env = {each["name"]: each.get("value") for each in pod_of(spec)["containers"][0]["env"]}
+    assert env["CTVR_REFUSED_STATUS"] == "0"

@@ -4,6 +4,7 @@ import http.server
 import os
 import re
 import shlex
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -313,7 +314,7 @@ def test_a_node_without_the_token_says_what_was_forgotten(node: Path) -> None:
 def test_a_script_without_a_command_lists_its_commands(tmp_path: Path, path: Path) -> None:
     done = script(tmp_path, path)
     assert done.returncode == 2
-    assert re.search(r"write .+ or ", done.stderr)
+    assert re.search(r"use .+ or ", done.stderr)
 
 
 def test_the_server_does_not_start_without_its_password(tmp_path: Path) -> None:
@@ -345,6 +346,33 @@ def serve(home: Path, word: str, database: str) -> subprocess.CompletedProcess[s
     (home / ".ctvr_env").write_text(f"export CTVR_MLFLOW_DATABASE={database}\n")  # which reads ~/.ctvr_keys
     more = {"PATH": f"{home}/bin:{os.environ['PATH']}", "CTVR_HEAD_IP": "127.0.0.1", "CTVR_BACKUP_SECONDS": "1"}
     return script(home, SERVICES, word, **more)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ignored", "ends"), [(0, "the first"), (1, "the second")])
+def test_the_end_of_a_pod_lets_a_sweep_pause_and_ends_it(served: Path, ignored: int, ends: str) -> None:
+    """`around` waits for the sweep itself, returns its status, and stops MLflow after it."""
+    put_programs(
+        served / "bin",
+        sweep=f"""
+trap 'n=$((${{n:-0}} + 1)); [ $n -le {ignored} ] || {{ echo ended >>{served}/order; exit 7; }}' INT
+touch {served}/began; while :; do sleep 0.1; done""",
+    )
+    more = {"PATH": f"{served}/bin:{os.environ['PATH']}", "HOME": str(served), "CTVR_HEAD_IP": "127.0.0.1"}
+    more |= {"CTVR_RUNS": str(served / "runs"), "CTVR_PAUSE_SECONDS": "2"}
+    (served / "ctvr_mlflow").mkdir()
+    sqlite3.connect(served / "ctvr_mlflow" / "mlflow.db").close()
+    done = subprocess.Popen(["bash", str(SERVICES), "around", "sweep"], env={**os.environ, **more})
+    until = time.monotonic() + 60
+    while not (served / "began").exists():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    time.sleep(0.5)
+    asked = time.monotonic()
+    done.terminate()
+    assert done.wait(60) == 7, ends
+    assert (time.monotonic() - asked >= 2) is bool(ignored)
+    assert (served / "order").read_text() == "ended\n"
 
 
 @pytest.mark.slow
@@ -392,8 +420,6 @@ def test_refused_database_server_hides_its_password(served: Path, database: str,
 
 
 def test_a_backup_of_the_database_can_be_opened(tmp_path: Path) -> None:
-    import sqlite3
-
     (tmp_path / "ctvr_mlflow").mkdir()
     with sqlite3.connect(tmp_path / "ctvr_mlflow" / "mlflow.db") as database:
         database.execute("create table runs (name text)")
@@ -424,6 +450,20 @@ def test_a_command_that_is_started_again_resumes(tmp_path: Path, begun: bool) ->
     done = script(tmp_path, REPOSITORY / "cluster" / "resume.sh", *words, **more)
     fresh = "sweep --name mine --address 10.0.0.1:6379 --method lwf --nodes=2 optim.epochs=3"
     assert done.stdout.strip() == ("sweep --resume mine --address 10.0.0.1:6379 --nodes=2" if begun else fresh)
+
+
+@pytest.mark.parametrize(
+    ("status", "wanted", "ends"), [(0, "0", 0), (1, "0", 1), (2, "0", 0), (2, None, 2), (2, "2", 2), (143, "0", 143)]
+)
+def test_a_refused_sweep_ends_with_the_wanted_status(
+    tmp_path: Path, status: int, wanted: str | None, ends: int
+) -> None:
+    put_programs(tmp_path / "bin", ctvr=f"exit {status}")
+    more = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "CTVR_RUNS": str(tmp_path)}
+    more |= {} if wanted is None else {"CTVR_REFUSED_STATUS": wanted}
+    done = script(tmp_path, REPOSITORY / "cluster" / "resume.sh", "mine", "--method", "lwf", **more)
+    assert done.returncode == ends
+    assert ("not repeated" in done.stderr) == (status != ends)
 
 
 def test_a_slurm_job_ends_before_its_time_and_is_queued_again() -> None:
@@ -464,7 +504,7 @@ def test_submit_passes_the_digest_of_the_sources(tmp_path: Path) -> None:
     assert read.splitlines() == ["--expect-sources", source_digest(), "--method", "lwf", "--space", "a=(1, 2)", "it's"]
     done = script(tmp_path, REPOSITORY / "cluster" / "submit.sh", "--method", "lwf", PATH=path)
     assert done.returncode == 2
-    assert "write the cluster's YAML file first" in done.stderr
+    assert "pass the cluster's YAML file first" in done.stderr
 
 
 @pytest.mark.parametrize("shadow", [False, True], ids=["alone", "beside a folder of its package's name"])

@@ -221,7 +221,7 @@ def test_a_sweep_goes_on_after_the_end_of_its_time_and_the_loss_of_a_node(slurm:
     wait_for(lambda: slurm.state(job) == "PENDING", slurm.log(job))
     first = committed()
     assert len(first) < 8
-    assert "is not finished; its finished tasks are kept" in slurm.log(job)
+    assert "is not finished; its finished tasks and mid-task checkpoints are kept" in slurm.log(job)
     start_again(slurm, job)
     wait_for(lambda: len(committed()) > len(first) or slurm.state(job) == "COMPLETED", slurm.log(job))
     first = committed()

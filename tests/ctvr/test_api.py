@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import math
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -9,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import ctvr
-from ctvr import api
+from ctvr import results
+from ctvr.orchestrator.execution import ExecutionConfig
 from tests.refusing import refuses
 
 
@@ -48,6 +51,32 @@ def test_a_run_gives_what_mlflow_has(runs, manifest):
     assert [len(row) for row in run.own] == [1, 2]
     assert list(run.frame()["stream/t2v/r1"]) == [row["stream/t2v/r1"] for row in run.history]
     assert run.settings["method"] == run.method == "zero_shot"
+
+
+def test_a_run_is_one_line_in_a_terminal_and_two_matrices_in_a_notebook(runs, manifest):
+    run = ctvr.run("zero_shot", manifest, settings={"optim.epochs": 1}, runs=runs)
+    shown = repr(run)
+    assert shown.startswith("Run(zero_shot on small: R@1 ")
+    assert len(shown) < 120
+    assert run.run_id[:8] in shown
+    drawn = run._repr_html_()
+    cells = [float(cell) for cell in re.findall(r"%,transparent\)\">([\d.]+)</td>", drawn)]
+    assert cells == [round(value) for matrix in (run.own, run.union) for line in matrix for value in line]
+
+
+def test_a_figure_of_a_run_has_the_means_of_both_matrices(runs, manifest):
+    run = ctvr.run("zero_shot", manifest, settings={"optim.epochs": 1}, runs=runs)
+    drawn = [list(line.get_ydata()) for line in run.plot().axes[0].lines]
+    assert drawn == [[sum(row) / len(row) for row in matrix] for matrix in (run.own, run.union)]
+
+
+def test_a_stream_is_one_line_in_a_terminal_and_a_strip_of_each_task_in_a_notebook(runs, manifest):
+    stream = ctvr.stream(manifest, runs=runs)
+    videos = {item.video for task in stream.tasks for item in (*task.train, *task.val, *task.test)}
+    assert repr(stream) == f"Stream(small: {len(stream.tasks)} tasks, {len(videos)} videos)"
+    drawn = stream._repr_html_()
+    assert drawn.count('src="data:image/jpeg;base64,') == len(stream.tasks)
+    assert all(task.test[0].captions[0] in drawn for task in stream.tasks)
 
 
 def test_a_table_has_the_rows_and_the_numbers_of_the_command(runs, manifest):
@@ -112,6 +141,37 @@ def test_a_sweep_is_asked_for_as_on_the_command_line(tmp_path, monkeypatch):
     assert (preset.seeds, request.baselines, request.space) == (2, ("zero_shot", "lora"), ("method.lambda2=0.1,0.2",))
 
 
+def test_the_trials_of_a_sweep_have_their_states_and_every_report(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    tracker = ExecutionConfig(runs=tmp_path).tracker("few")
+    parent, gain = tracker.open_sweep("s", "few", {"search.metric": "stream/t2v/r1_gain"}), "stream/t2v/r1_gain"
+    for name, number, tags, gains in (
+        ("b", 2, {"ctvr.stopped": "asha after task 1"}, [-1.0]),
+        ("a", 1, {"ctvr.complete": "true"}, [2.0, 3.0]),
+        ("c", 3, {}, []),
+    ):
+        run = tracker.open_run("few", name, {"method.lr": number}, parent, {"ctvr.number": f"{number:03d}", **tags})
+        for task, value in enumerate(gains, 1):
+            tracker.log_task(run, task, {gain: value})
+    found = ctvr.trials("s", runs=tmp_path)
+    assert [(row["name"], row["state"], row["stopped"], row["task"]) for row in found] == [
+        ("a", "complete", "", 2),
+        ("b", "stopped", "asha after task 1", 1),
+        ("c", "running", "", 0),
+    ]
+    assert [row[gain] for row in found[:2]] == [3.0, -1.0]
+    assert math.isnan(found[2][gain])
+    assert [row["method.lr"] for row in found] == ["1", "2", "3"]
+    reports = ctvr.trials("s", reports=True, runs=tmp_path)
+    assert [(row["name"], row["task"], row[gain]) for row in reports[:3]] == [
+        ("a", 1, 2.0),
+        ("a", 2, 3.0),
+        ("b", 1, -1.0),
+    ]
+    with refuses("nothing"):
+        ctvr.trials("nothing", runs=tmp_path)
+
+
 def test_the_schema_has_exactly_the_settings_of_a_run(runs, manifest):
     """Resolved settings of a run are valid under its method's schema; a misspelt name is not among the properties."""
     of_one = ctvr.schema("framefusion_moe")
@@ -130,4 +190,4 @@ def test_the_schema_has_exactly_the_settings_of_a_run(runs, manifest):
 
 def test_without_pandas_a_frame_is_a_list(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    assert api._frame([{"a": 1}]) == [{"a": 1}]
+    assert results.as_frame([{"a": 1}]) == [{"a": 1}]

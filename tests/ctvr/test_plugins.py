@@ -17,6 +17,8 @@ from ctvr.orchestrator.keys.run_key import code_digests, protocol_digest
 from ctvr.orchestrator.learning.evaluation.protocols import protocol_of
 from ctvr.orchestrator.learning.record.commits import Commits
 from ctvr.orchestrator.learning.run.execute import RunPaths, execute
+from ctvr.orchestrator.method_checks.subject import Subject, learn
+from ctvr.orchestrator.method_checks.tiny_models import make_batch
 from ctvr.orchestrator.on_ray.search import make_searcher
 from ctvr.orchestrator.on_ray.successive_halving import SuccessiveHalving
 from ctvr.orchestrator.settings.resolve import resolve
@@ -180,6 +182,36 @@ def test_a_name_of_ours_wins_and_what_is_no_method_is_one_line(tmp_path, monkeyp
         with pytest.raises(ctvr.ConfigError) as caught:
             ctvr.run(name)
         assert str(caught.value).startswith(message)
+
+
+def test_a_subclass_inherits_all_that_it_does_not_change(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = """
+from ctvr.methods.clip4clip import Clip4Clip
+from ctvr.methods.lwf import LwF
+
+class Halved(Clip4Clip):
+    def losses(self, batch):
+        return {name: term / 2 for name, term in super().losses(batch).items()}
+
+class Mine(LwF):
+    pass
+"""
+    (tmp_path / "heirs.py").write_text(source)
+    monkeypatch.delitem(sys.modules, "heirs", raising=False)
+    learned = {}
+    for name, settings in (("heirs:Halved", {"method.lr": 3e-5}), ("heirs:Mine", {"method.base": "heirs:Halved"})):
+        methods.trust(["heirs:Halved", name])
+        experiment = resolve({"method": name, "stream": "s", "data.num_frames": 4, **settings}, presets=["paper"])
+        learned[name] = method = Subject(experiment).make()
+        assert len(learn(method, 0)) == 2
+    halved, mine = learned.values()
+    assert halved.config.lr == 3e-5
+    assert (type(mine.base), mine.config.temperature) == (type(halved), 2.0)
+    batch, plain = make_batch(4, 4, seed=3), Subject.of("clip4clip").make()
+    plain.load_state_dict(halved.state_dict())
+    assert torch.equal(2 * halved.losses(batch)["contrastive"], plain.losses(batch)["contrastive"])
+    assert code_digests("heirs:Halved")["code of the method"] != code_digests("zero_shot")["code of the method"]
 
 
 @pytest.mark.wording

@@ -84,7 +84,7 @@ def audio(suffix: str, codec: str) -> bytes:
 
 
 def huge(width: int, height: int) -> bytes:
-    """Return one grey frame of many pixels."""
+    """Return one gray frame of many pixels."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "huge.mp4"
         with av.open(str(path), "w") as file:

@@ -168,7 +168,8 @@ COMMANDS = (
         "runs --all",
         "runs show framefusion_moe",
     ),
-    *("sync", "rebuild", "cache ls", "cache verify", "streams", "streams check SMALL", "explain framefusion_moe"),
+    *("runs sync", "runs sync --rebuild", "runs explain framefusion_moe", "cache", "cache verify", "streams"),
+    "streams check SMALL",
     *("streams export SMALL OUT --hf", "streams export SMALL OUT --files", "rerun --sweep s", "sweep --resume s"),
     *("run --method zero_shot --stream SMALL", "methods", "ui --port 1024"),
 )
@@ -301,7 +302,7 @@ def planned(runs: Path, **more: Any) -> ExecutionConfig:
 def restored(execution: ExecutionConfig) -> tuple[ExecutionConfig, Any]:
     plan, kept = read_plan(execution.folder("s"), "s")
     execution = restore_execution(execution, plan, kept)
-    return execution, trial_plan(execution, "s", resumed=plan)
+    return execution, trial_plan(execution, "s", recorded=plan)
 
 
 def test_a_plan_of_this_process_keeps_its_places(tmp_path):
@@ -370,7 +371,7 @@ def test_a_moved_folder_works(learned, tmp_path, capsys):
     link = tmp_path / "link"
     link.symlink_to(shutil.move(tmp_path / "runs", tmp_path / "moved"))
     for runs in (tmp_path / "moved", link):
-        for command in ("search x --model framefusion_moe", "table --stream small", "sync", "runs --all"):
+        for command in ("search x --model framefusion_moe", "table --stream small", "runs sync", "runs --all"):
             assert main([*command.split(), "--runs", str(runs)]) == 0, capsys.readouterr().err
 
 

@@ -116,8 +116,8 @@ def test_a_command_names_the_untrusted_class_in_one_line(case, theirs, capsys, m
     "words",
     [
         "table --stream small",
-        "rebuild",
-        "cache ls",
+        "runs sync --rebuild",
+        "cache",
         "streams check base.json",
         "methods",
         "streams",
@@ -134,7 +134,7 @@ def test_a_command_that_needs_no_class_does_its_work_without_it(words, theirs, c
 def test_explain_says_that_the_class_is_not_loaded(theirs, capsys):
     tracker = Tracker(default_uri(theirs / "runs"), theirs / "runs")
     key = next(run.tags["ctvr.result"] for run in tracker.find_runs() if run.settings.get("method") == EVIL)
-    assert main(["explain", key[:16], "--runs", str(theirs / "runs")]) == 0
+    assert main(["runs", "explain", key[:16], "--runs", str(theirs / "runs")]) == 0
     assert not missing_from(capsys.readouterr().out, "--trust", EVIL)
     assert not (theirs / "ran").exists()
 
@@ -146,12 +146,13 @@ def test_plan_trials_of_another_class_are_refused(theirs):
     kept["plan"]["trusted"] = [EVIL]
     file.write_text(json.dumps(kept))
     from ctvr.orchestrator.learning.training.distributed import Workers
+    from ctvr.orchestrator.learning.training.interruption import Interruption
     from ctvr.orchestrator.on_ray.plan import read_plan
     from ctvr.orchestrator.on_ray.worker import TrialWork, run_trial
 
     plan, _ = read_plan(file.parent, "trials")
     with pytest.raises(UntrustedCode):
-        run_trial(TrialWork(plan, plan.settings, (), "trial"), Workers(), lambda row: None)
+        run_trial(TrialWork(plan, plan.settings, (), "trial"), Workers(), lambda row: None, Interruption())
     assert not (theirs / "ran").exists()
 
 

@@ -37,8 +37,8 @@ KINDS: dict[str, Callable[[Path], object]] = {
     "loop of links": lambda path: path.symlink_to(path.name),
 }
 PLACES = ("mlflow.db", "mlflow.db.lock", "told", "outbox", "outbox/flush.lock", "artifacts", "streams", "sweeps", ".")
-COMMANDS = ("runs", "rebuild", "sync", "run zero_shot none", "sweep --resume none", "cache ls")
-WORDS = {"Move", "Remove", "Give", "Choose", "Check", "All", "Known", "Restore", "remove", "Free", "Create"}
+COMMANDS = ("runs", "runs sync --rebuild", "runs sync", "run zero_shot none", "sweep --resume none", "cache")
+WORDS = {"Move", "Remove", "Pass", "Use", "Choose", "Check", "All", "Known", "Restore", "remove", "Free", "Create"}
 
 
 @pytest.fixture(scope="module")

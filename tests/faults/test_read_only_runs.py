@@ -26,9 +26,9 @@ def moved(learned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("CTVR_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(readable.tempfile, "tempdir", str(tmp_path / "here"))
-    readable._copied.cache_clear()
+    readable._make_copy.cache_clear()
     yield tmp_path / "runs"
-    readable._copied.cache_clear()
+    readable._make_copy.cache_clear()
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -40,9 +40,9 @@ READING = (
     "runs",
     "runs show framefusion_moe",
     "table small",
-    "explain framefusion_moe",
+    "runs explain framefusion_moe",
     "report small --html page.html",
-    "cache ls",
+    "cache",
     "cache verify",
     "cache gc --older-than 30",
 )
@@ -66,7 +66,9 @@ def test_commands_that_read_write_nothing_and_find_the_files_of_a_moved_folder(m
     assert Path("page.html").is_file()
 
 
-@pytest.mark.parametrize("command", ["run zero_shot ../runs/small/small.json", "runs rm RUN", "rebuild", "sync"])
+@pytest.mark.parametrize(
+    "command", ["run zero_shot ../runs/small/small.json", "runs rm RUN --yes", "runs sync --rebuild", "runs sync"]
+)
 def test_commands_that_write_are_refused_in_one_line(moved, command, capsys):
     Outbox(moved / "outbox").add("offline-1", {"op": "tags", "values": {"a": "b"}})
     command = command.replace("RUN", ExecutionConfig(runs=moved).existing_tracker().find_runs()[0].run_id)

@@ -138,7 +138,7 @@ TOLD = (
     {"op": "is", "run_id": "abc"},
     {"op": "metrics", "values": [[1, "stream/r1", 0.5]], "time": 5},
     {"op": "text", "name": "a/b.txt", "text": "t"},
-    {"op": "heatmap", "name": "m", "matrix": [[1, None]]},
+    {"op": "heatmap", "name": "m", "matrices": {"own": [[1, None]]}},
     {"op": "close", "status": "FINISHED", "time": 6},
 )
 

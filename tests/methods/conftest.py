@@ -1,4 +1,4 @@
-"""The small backbone and its pairs as fixtures; they are those of `ctvr check-method`."""
+"""The small backbone and its pairs as fixtures; they are those of `ctvr methods check`."""
 
 import copy
 from collections.abc import Callable

@@ -101,5 +101,5 @@ def test_a_method_without_its_settings_is_named():
         def capabilities(cls, config):
             return Capabilities(is_transductive=config.revise)
 
-    with pytest.raises(ValueError, match=r"Forgets: .* Write self\.config = config"):
+    with pytest.raises(ValueError, match=r"Forgets: .* Set self\.config = config"):
         _ = Forgets().declared

@@ -105,5 +105,5 @@ def test_relations_span_batch_and_memory(bases, name, monkeypatch):
 
 def test_a_score_of_several_numbers_is_refused(small_clip):
     method = make(StructAlign(StructAlignConfig(score="fused"), small_clip))
-    with pytest.raises(ValueError, match="scores each pair by 2 numbers, but relations need one"):
+    with pytest.raises(ValueError, match="computes 2 scores for each pair, but relations need one"):
         second_task(method).losses(make_batch(4, 2, seed=5))

@@ -143,7 +143,7 @@ def is_refused(strategy: str, retriever: str, preset: str = "paper") -> bool:
 def test_strategy_accepts_or_refuses_every_retriever_preset(strategy):
     for retriever, preset in product(RETRIEVERS, presets_of(strategy)):
         if is_refused(strategy, retriever, preset):
-            with refuses(strategy, retriever, "Write", where="method.base"):
+            with refuses(strategy, retriever, where="method.base"):
                 wrapped(strategy, retriever, preset)
         else:
             assert type(wrapped(strategy, retriever, preset).base) is find_method(retriever).Config

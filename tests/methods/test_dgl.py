@@ -211,5 +211,5 @@ def test_a_text_tower_takes_the_first_image_prompts_and_is_not_deeper(small_clip
         method.source.local[3:] += 1.0
     assert torch.equal(method.encode_text(tokens), before)
     small_clip.text.blocks, small_clip.vision.blocks = text, vision[:3]
-    with pytest.raises(ValueError, match="3 and 4 blocks"):
+    with pytest.raises(ValueError, match="only 3 blocks and the text tower 4"):
         DGL(DGLConfig(), small_clip)

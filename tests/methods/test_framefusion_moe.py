@@ -2,6 +2,8 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import open_clip
 import pytest
@@ -10,6 +12,7 @@ import torch
 from ctvr.methods.backbone.clip import Clip, record_tokens
 from ctvr.methods.base import Batch, Task
 from ctvr.methods.framefusion_moe import FrameFusionMoE, FrameFusionMoEConfig
+from ctvr.methods.layers.adapter_groups import RouterStack
 from ctvr.methods.layers.losses.contrastive import contrastive, cross_task
 from ctvr.methods.layers.pooling import mean_pool
 from tests.methods.conftest import make_batch, make_small_clip, make_task, reducer_config
@@ -457,13 +460,17 @@ def gates_equal(compared, state: dict[str, torch.Tensor], io: dict[str, torch.Te
     hidden: list[torch.Tensor] = []
     tower, tokens = method.backbone.text, io["input_ids"]
     rows = torch.arange(len(tokens))
-    for block in method.tame:
-        for place in ("q", "k", "v", "out"):
-            block[place].router.register_forward_hook(lambda module, args, out: gates.append(out.detach()))
     for block in tower.blocks:
         block.register_forward_hook(lambda module, args, out: hidden.append(out[rows, tokens.argmax(dim=-1)].detach()))
-    method.encode_text(tokens, task)  # with gradients, for without them the last block makes one token of each caption
-    found = torch.stack(gates).unflatten(0, (len(hidden), 4))
+    plain = RouterStack.gates
+
+    def seen(*given: Any) -> torch.Tensor:
+        gates.append(plain(*given))
+        return gates[-1]
+
+    with mock.patch.object(RouterStack, "gates", seen):
+        method.encode_text(tokens, task)  # with gradients, or the last block makes one token of each caption
+    found = torch.cat(gates, dim=1).detach().transpose(0, 1).unflatten(0, (len(hidden), 4))
     compared("framefusion_moe", "forward", found, io[f"gates_proto{task + 1}"])
     compared("framefusion_moe", "forward", torch.stack(hidden), io[f"text_eot_hidden_proto{task + 1}"][1:])
 

@@ -76,7 +76,7 @@ def test_prompts_and_features_equal_the_released_code(shared, released, file, co
 
 
 def test_items_of_several_tasks_are_encoded_in_one_batch_as_released(shared, released, file, compared):
-    """Centres are placed so that each item gets its released selection."""
+    """Centers are placed so that each item gets its released selection."""
     frames, tokens = file["images"][:, None], file["tokens_plain"]
     for kind, features in enumerate((released._frozen_videos(frames), released._frozen_texts(tokens))):
         for item, task in enumerate(file["mixed/selection"].tolist()):
@@ -208,7 +208,7 @@ def test_a_routed_item_is_encoded_by_the_prompts_of_its_task(make):
     before = features(method, 0)
     train_task(method, make_task(1), [make_batch(4, 2, seed=31)])
     with torch.no_grad():
-        expected = method._video(batch.frames, 0)
+        expected = method._encode_frames(batch.frames, 0)
         torch.testing.assert_close(method.encode_video(batch.frames), expected, rtol=0, atol=1e-5)
     assert before.shape == features(method, 0).shape
 
@@ -243,7 +243,7 @@ def test_a_long_caption_loses_words_and_keeps_its_end(make):
     long = torch.full((1, 16), 7)
     long[0, 0], long[0, -1] = 98, 99
     short = torch.tensor([[98, 7, 99, 0, 0]])
-    written = method._written(long)[0].tolist()
+    written = method._rewrite(long)[0].tolist()
     assert (len(written), written[0], written[-1]) == (16, 98, 99)
     word, stop = method._marks
-    assert method._written(short)[0].tolist() == [98, *[word] * 4, 7, stop, 99, 0, 0]
+    assert method._rewrite(short)[0].tolist() == [98, *[word] * 4, 7, stop, 99, 0, 0]

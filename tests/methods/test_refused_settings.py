@@ -82,11 +82,11 @@ PARTS = {
 TOGETHER: list[tuple[str, dict[str, Any], str, str]] = [
     ("bmu_ensemble", {"ensemble_weights": (0.5, 0.0, 0.0)}, "ensemble_weights", "must be >= 0 and sum to 1"),
     ("bmu_ensemble", {"ensemble_weights": (1.5, -0.5, 0.0)}, "ensemble_weights", "must be >= 0 and sum to 1"),
-    ("bmu_moco", {"use_local": False, "use_global": False}, "use_local", "no encoder makes keys"),
-    ("cclip", {"places": ()}, "places", "Name some of q, k, v"),
+    ("bmu_moco", {"use_local": False, "use_global": False}, "use_local", "one must compute keys"),
+    ("cclip", {"places": ()}, "places", "Use some of q, k, v"),
     ("clip4clip", {"min_scale": 300.0}, "min_scale", "between 0 and max_scale=200"),
     ("clip4clip", {"reducer": reducer_config("testa"), "mask_missing": True}, "mask_missing", "name=testa merges"),
-    ("dar", {"places": ()}, "places", "Name some of q, k, v"),
+    ("dar", {"places": ()}, "places", "Use some of q, k, v"),
     ("framefusion_moe", {"num_experts": 0}, "num_experts", "use_tame=false"),
     ("framefusion_moe", {"top_k": 11}, "top_k", "num_experts=10 experts, got 11. Use top_k=10, or more"),
     ("framefusion_moe", {"top_k": 0}, "top_k", "num_experts=10 experts, got 0. Use top_k=1"),
@@ -98,8 +98,8 @@ TOGETHER: list[tuple[str, dict[str, Any], str, str]] = [
     ("structalign", {"num_experts": 1}, "top_k", "num_experts=1 experts, got 2. Use top_k=1"),
     ("structalign", {"swap_heads": True}, "swap_heads", "needs pseudo=clip"),
     ("structalign", {"pair_weight": 0.5, "pseudo": "shared"}, "pair_weight", "needs pseudo=clip; pseudo=shared"),
-    ("umt", {"reducer": reducer_config("tome")}, "reducer.name", "Write attends=frame"),
-    ("umt_qa", {"reducer": reducer_config("tempme")}, "reducer.name", "Write attends=frame"),
+    ("umt", {"reducer": reducer_config("tome")}, "reducer.name", "Use attends=frame"),
+    ("umt_qa", {"reducer": reducer_config("tempme")}, "reducer.name", "Use attends=frame"),
 ]
 # What a method or a layer is built of, by a part of what is said
 BUILT: dict[str, Callable[[Clip], object]] = {
@@ -114,8 +114,8 @@ BUILT: dict[str, Callable[[Clip], object]] = {
     "etf_num_classes <= 8": lambda clip: simplex_etf(9, 8),
     "queue_size must be >= 1, got 0": lambda clip: KeyQueue(0, 3),
     "ffa_output=true": lambda clip: CrossFrameAttention(16, 4, has_output=False, init="zero_out"),
-    "text blocks, 32 wide, but the frames' features have 16 dimensions": lambda clip: FrameTransformer(clip.text, 16),
-    "seams for 3 blocks, the tower has 4": lambda clip: clip.vision(make_batch().frames, [None] * 3),
+    "text blocks of width 32, but frame features have 16 dimensions": lambda clip: FrameTransformer(clip.text, 16),
+    "for 3 blocks, but the tower has 4": lambda clip: clip.vision(make_batch().frames, [None] * 3),
     "r=0 to disable": lambda clip: plan_bipartite(torch.ones(1, 5, 8), -1),
 }
 

@@ -25,7 +25,7 @@ OWN = {name.removeprefix("method."): value for name, value in presets_of("co2l")
 
 
 class Rows(Method):
-    """Features of all rows of a step, computed at once for batch normalisation; `frames` are numbers of rows."""
+    """Features of all rows of a step, computed at once for batch normalization; `frames` are numbers of rows."""
 
     def __init__(self, network: nn.Module | None = None) -> None:
         super().__init__()

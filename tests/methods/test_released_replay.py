@@ -161,7 +161,7 @@ def test_a_reservoir_keeps_what_the_released_one_keeps(compared, released, monke
 
 
 def test_queue_loss_and_gradient_equal_the_release(compared, released):
-    """MoCo's one direction is given twice: L_V2T + L_T2V is twice its loss. Gradients precede normalisation."""
+    """MoCo's one direction is given twice: L_V2T + L_T2V is twice its loss. Gradients precede normalization."""
     for version, steps, tau in (("v1", 4, 0.07), ("v2", 2, 0.2)):
         for step in range(steps):
             file = {name.split("/")[-1]: value for name, value in released.items() if f"moco/{version}/{step}/" in name}

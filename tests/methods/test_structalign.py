@@ -287,7 +287,7 @@ def test_diagnostics_are_of_aligned_pairs(small_clip):
     found = method.task_metrics()
     assert found["micd_text"] == pytest.approx(float(expected), abs=1e-5)
     assert set(found) == {"etf_weight", "micd_text", "micd_video", "modality_gap", "angle_text", "angle_video"}
-    assert found["angle_text"] == pytest.approx(0.0, abs=1e-5)  # two centred means are opposite
+    assert found["angle_text"] == pytest.approx(0.0, abs=1e-5)  # two centered means are opposite
     method.statistics.add(9, torch.randn(2, 3, 16), l2_normalize(torch.randn(2, 3, 16)), False)
     third = method.statistics.aligned[0]
     centred = l2_normalize(third - third.mean(0))
@@ -497,5 +497,5 @@ def test_frames_with_cross_attention_need_the_same_patches(small_clip):
     assert (
         StructAlign(StructAlignConfig(**config, reducer=reducer_config("tome_shared")), small_clip).frozen_blocks == 0
     )
-    with pytest.raises(ValueError, match="Write reducer.name=tome_shared"):
+    with pytest.raises(ValueError, match="Set reducer.name=tome_shared"):
         StructAlign(StructAlignConfig(**config, reducer=reducer_config("evit")), small_clip)

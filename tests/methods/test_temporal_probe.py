@@ -20,7 +20,7 @@ PROBE = 3  # in the seeds of its scenes: differs from the streams' splits
 
 
 def clips(seed: int, scenes: int) -> tuple[Tensor, Tensor]:
-    """Return normalised clips (2N, T, 3, S, S), each scene followed by its reversal, and labels: 0 forward, 1
+    """Return normalized clips (2N, T, 3, S, S), each scene followed by its reversal, and labels: 0 forward, 1
     backward.
     """
     index, found = [each.name for each in CATEGORIES].index("traffic"), []

@@ -69,7 +69,7 @@ def test_losses_of_drawn_negatives_repeat(made):
 def test_the_second_loss_reads_pairs_then_wrong_videos_then_wrong_captions(made):
     method, batch, weighed = made(), make_batch(5, 3), []
     drawn = [torch.tensor([1, 2, 3, 4, 0]), torch.tensor([2, 3, 4, 0, 1])]
-    method._drawn = lambda weights: (weighed.append(weights), drawn[len(weighed) - 1])[1]
+    method._draw = lambda weights: (weighed.append(weights), drawn[len(weighed) - 1])[1]
     found = method.losses(batch)["matching"]
     similar = method.logits(batch)
     torch.testing.assert_close(weighed[0], negative_weights(similar, batch.video_ids))
@@ -91,7 +91,7 @@ def test_a_batch_and_its_scores_equal_the_released_code(shared, compared):
     tokens = torch.nn.functional.pad(io["input_ids"], (0, 1)).scatter(1, ends, 127)
     frames, facts = io["video"].float(), floats(io, "loss_distinct/")
     drawn = [facts["vision_neg"].long(), facts["text_neg"].long()]
-    method._drawn = lambda weights: drawn.pop(0)
+    method._draw = lambda weights: drawn.pop(0)
     rows = torch.arange(4)
     batch = Batch(frames=frames, tokens=tokens, video_ids=rows, categories=torch.zeros(4, dtype=torch.int64))
     terms = method.losses(batch)
@@ -115,7 +115,7 @@ def test_losses_of_stored_similarities_equal_the_released_ones(compared):
 def test_wrong_pairs_are_drawn_by_their_weights_and_never_of_one_video(made):
     method = made()
     weights = torch.tensor([[0.0, 3.0, 1.0], [0.5, 0.0, 0.5], [1.0, 0.0, 0.0]])
-    drawn = torch.stack([method._drawn(weights) for _ in range(2000)])
+    drawn = torch.stack([method._draw(weights) for _ in range(2000)])
     shares = torch.nn.functional.one_hot(drawn, 3).double().mean(dim=0)
     expected = weights / weights.sum(dim=1, keepdim=True)
     torch.testing.assert_close(shares, expected.double(), rtol=0, atol=0.05)  # the seeds are fixed

@@ -115,8 +115,8 @@ def test_a_decoder_begins_with_what_the_checkpoint_has(small_clip):
     umt.decoder_state = {name: torch.full_like(value, 0.5) for name, value in anew.items()}
     assert all((value == 0.5).all() for value in UmtQA(UmtQAConfig(), umt).decoder.state_dict().values())
     umt.decoder_state = {"word.weight": torch.zeros(2, 2)}
-    with pytest.raises(ValueError, match="its decoder of answers has other sizes than its towers"):
+    with pytest.raises(ValueError, match="the sizes of the answer decoder do not fit the towers"):
         UmtQA(UmtQAConfig(), umt)
     umt.decoder_state, umt.no_decoder = None, "w.pth: the checkpoint has neither"
-    with pytest.raises(ValueError, match=r"w\.pth: .* Give one of pre-training or of questions"):
+    with pytest.raises(ValueError, match=r"w\.pth: .* Use a pre-training or question-answering"):
         UmtQA(UmtQAConfig(), umt)  # its decoder would start with new weights, its towers would not

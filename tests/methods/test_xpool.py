@@ -79,7 +79,7 @@ def test_the_gallery_holds_frames_and_is_searched_without_the_tower(method, monk
     batch = make_batch()
     gallery = method.encode_video(batch.frames)
     assert gallery.shape == (6, 3, 16)
-    torch.testing.assert_close(gallery, method.backbone.vision(batch.frames))  # not normalised
+    torch.testing.assert_close(gallery, method.backbone.vision(batch.frames))  # not normalized
     queries = method.encode_text(batch.tokens)
     assert not torch.allclose(queries.norm(dim=-1), torch.ones(6))
     monkeypatch.setattr(method.backbone.vision, "forward", None)
@@ -99,7 +99,7 @@ def test_workers_that_score_the_same_pairs_drop_the_same_numbers(method, monkeyp
     for seed, worker in enumerate(workers):
         torch.manual_seed(seed)
         worker.dropout = 0.5
-        worker.masks = [worker._dropped(ones) for _ in range(2)]
+        worker.masks = [worker._drop(ones) for _ in range(2)]
     assert torch.equal(workers[0].masks[0], workers[1].masks[0])
     assert not torch.equal(*workers[0].masks)
 

@@ -56,15 +56,15 @@ def test_flatten_is_the_inverse_of_build():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"cuont": 1}, "optim.cuont: no such setting. Write optim.count=1."),
-        ({"count": "many"}, r"optim.count: is not a whole number \(got 'many'\). Write optim.count=1."),
-        ({"count": "4."}, r"optim.count: is not a whole number \(got '4.'\). Write optim.count=4.$"),
+        ({"cuont": 1}, "optim.cuont: no such setting. Use optim.count=1."),
+        ({"count": "many"}, r"optim.count: is not a whole number \(got 'many'\). Use optim.count=1."),
+        ({"count": "4."}, r"optim.count: is not a whole number \(got '4.'\). Use optim.count=4.$"),
         (
             {"count": "2,4"},
             r"takes one value, not 2 \(got '2,4'\). Run each: ctvr sweep METHOD STREAM --vary optim.count=2,4$",
         ),
         ({"is_on": "maybe"}, "optim.is_on: is not true or false"),
-        ({"pair": "1"}, "optim.pair: is not 2 numbers separated by commas .*Write optim.pair=0.9,0.999."),
+        ({"pair": "1"}, "optim.pair: is not 2 numbers separated by commas .*Use optim.pair=0.9,0.999."),
         ({"several": "a,b"}, r"optim.several: is not numbers separated by commas \(got 'a,b'\)$"),
         ({"kind": "c"}, "optim.kind: is not one of a, b .got 'c'"),
         ({"count": 0}, "optim.count must be >= 1, got 0. Use 1."),
@@ -114,7 +114,7 @@ def test_closest_returns_the_first_of_equally_close_names():
         ),
         (
             SettingError("<count>=3 is too much", write="<count>=2"),
-            "optim.count=3 is too much. Write optim.count=2.",
+            "optim.count=3 is too much. Use optim.count=2.",
             ("optim.count",),
             ("optim.count=2",),
         ),
@@ -175,8 +175,8 @@ HOSTILE_YAML = {
     "an object": ("a: !!python/object/apply:os.system ['true']", "could not determine a constructor"),
     "length": ("a: " + "x" * (1 << 20), "is larger than 1 MB"),
     "two documents": ("a: 1\n---\nb: 2\n", "expected a single document"),
-    "no mapping": ("[1]", "holds no settings"),
-    "nothing": ("", "holds no settings"),
+    "no mapping": ("[1]", "does not contain settings"),
+    "nothing": ("", "does not contain settings"),
 }
 
 
@@ -242,5 +242,5 @@ def test_a_duration_is_converted_to_the_unit_that_is_asked_for(typed, unit, mean
 def test_a_name_that_begins_several_settings_lists_them():
     known = ["method.lr_text", "method.lr_vision", "optim.epochs", "data.batch_size"]
     assert str(unknown_setting("lr", 1, known)) == "lr: no such setting. One of: method.lr_text, method.lr_vision."
-    assert str(unknown_setting("bs", 16, known)) == "bs: no such setting. Write data.batch_size=16."
-    assert str(unknown_setting("batch", 16, known)) == "batch: no such setting. Write data.batch_size=16."
+    assert str(unknown_setting("bs", 16, known)) == "bs: no such setting. Use data.batch_size=16."
+    assert str(unknown_setting("batch", 16, known)) == "batch: no such setting. Use data.batch_size=16."

@@ -60,7 +60,7 @@ def test_every_public_exception_of_the_package_stands_in_the_tree():
 @pytest.mark.wording
 def test_the_line_of_a_config_error_is_made_of_its_parts():
     error = ConfigError("is not a number", "optim.epochs", "two", write=("optim.epochs=2",))
-    assert str(error) == "optim.epochs: is not a number (got 'two'). Write optim.epochs=2."
+    assert str(error) == "optim.epochs: is not a number (got 'two'). Use optim.epochs=2."
     assert (error.described, error.settings) == ("optim.epochs: is not a number (got 'two')", ("optim.epochs",))
     moved = ConfigError("no method called 'lfw'", "method", remedy="All: x.", write=("lwf",), unknown="lfw").at("base")
     assert (str(moved), moved.write, moved.unknown) == ("base: no method called 'lfw'. All: x.", ("base=lwf",), "lfw")

@@ -39,7 +39,7 @@ from tests.refusing import refuses
     ],
 )
 def test_a_name_that_is_no_folder_on_every_system_is_refused(name):
-    with pytest.raises(ConfigError, match="^--name: is not a name for a folder .*, for example ") as refused:
+    with pytest.raises(ConfigError, match="^--name: is not a valid folder name .*, for example ") as refused:
         check_name(name, "--name")
     check_name(str(refused.value).rpartition(", for example ")[2].removesuffix("."), "--name", is_ascii=True)
 

@@ -2,7 +2,9 @@
 
 import errno
 import fcntl
+import math
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -222,3 +224,14 @@ def test_processors_are_counted_within_the_limits_of_the_group(tmp_path, monkeyp
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert processes.count_processors() == count
+
+
+def test_only_ctrl_c_counts_as_a_second_signal_at_once(monkeypatch):
+    """A closed terminal sends SIGHUP twice, also to code that handles the first one by an exception."""
+    now = [100.0]
+    monkeypatch.setattr(processes, "_signaled", [-math.inf])
+    monkeypatch.setattr(processes.time, "monotonic", lambda: now[0])
+    assert [processes.is_repeated(n) for n in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM)] == [False, True, True]
+    assert not processes.is_repeated(signal.SIGINT)
+    now[0] += processes.REPEAT_SECONDS
+    assert not processes.is_repeated(signal.SIGHUP)

@@ -24,6 +24,9 @@ BAD = {
     "help-fragment": 'parser.add_argument("--name", help="of the sweep")',
     "help-default": 'parser.add_argument("--seeds", help="seeds (3)")',
     "question": 'raise ValueError(f"{x}: of what?")',
+    "exactness": "# both are equal to the bit",
+    "remedy-verb": 'raise ValueError(f"{x} is unknown. Write another one.")',
+    "us-spelling": "# the features are normalised",
     "heading": "# How it scales",
     "long-sentence": "The file has one line" + " and another line" * 7 + ".",
     "colons": "It has two: one; and two.",
@@ -34,6 +37,7 @@ GOOD = [
     "# a server behind a proxy, for every user who knows it",
     '"""Return the frames."""\nparser.add_argument("--seeds", help="seeds of the rerun (default: 3)")',
     'raise ValueError(f"lws is unknown. Did you mean {x}?")',
+    "# the argument `normalise` of images.normalise(x)",
     'PATTERN = "is there"',  # fewer than four words are not prose
 ]
 

@@ -89,7 +89,7 @@ def test_the_best_row_is_that_of_the_first_block_with_two_rows():
 @pytest.mark.parametrize(
     ("note", "expected"),
     [
-        ("trains on the stored features of unlabelled test videos of earlier tasks", "c"),
+        ("trains on the stored features of unlabeled test videos of earlier tasks", "c"),
         ("updates its replay buffer once, at the end of each task", "c"),
         ("transductive scoring: a query's result depends on the other queries of the test set", "c"),
         ("chosen by us, because no paper publishes these values", "a_b"),

@@ -2,8 +2,11 @@
 
 import pytest
 
-from ctvr.orchestrator.on_ray.plan import SearchConfig, brackets_for
-from tools.search_simulation import main, simulate
+from ctvr.orchestrator.on_ray.plan import SearchConfig
+from ctvr.orchestrator.on_ray.search_budget import brackets_for
+from ctvr.orchestrator.on_ray.search_time import simulate
+from tools import search_simulation
+from tools.search_simulation import SURFACES, Surface, main
 
 
 @pytest.mark.parametrize(("trials", "places", "busy"), [(64, 8, 0.9), (64, 16, 0.6), (1000, 512, 0.6)])
@@ -32,3 +35,32 @@ def test_the_command_prints_both_ways(capsys: pytest.CaptureFixture[str]) -> Non
     printed = capsys.readouterr().out
     assert "  1 brackets at once, one process kept" in printed
     assert "  3 brackets at once, processes kept" in printed
+    assert main(["--trials", "64", "--places", "8"]) == 0
+    assert "lag  16, processes kept" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", SURFACES)
+def test_a_surface_is_best_at_its_best_point_and_late_only_after_all_tasks(name: str) -> None:
+    surface = Surface(name, 3, 10)
+    best = {f"x{place}": 10 ** (2 * at - 1) for place, at in enumerate(surface.best)}
+    best |= {each: max(range(4), key=gains.__getitem__) for each, gains in surface.gains.items()}
+    early = best | {f"x{place}": 10 ** (2 * at - 1) for place, at in enumerate(surface.early)}
+    assert surface.regret(best) == pytest.approx(0)
+    assert surface.regret(best, [at / 2 for at in surface.best]) > 0
+    assert (surface.regret(early) > 0) == (name == "late")
+
+
+def test_tables_of_shares_and_regrets_name_the_default(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search_simulation, "SIZES", ((32, 16),))
+    monkeypatch.setattr(search_simulation, "LARGE", ())
+    monkeypatch.setattr(search_simulation, "SURFACES", {"bowl": (1, 1, 1)})
+    assert main(["--shares", "--tasks", "4"]) == 0
+    shares = capsys.readouterr().out
+    assert "4 brackets at once     (default)" in shares
+    assert "0 informed" in shares
+    assert main(["--regret", "--trials", "40", "--places", "10", "--tasks", "3"]) == 0
+    regrets = capsys.readouterr().out
+    assert "window, lag 11: " in regrets
+    assert "places, random, 4" in regrets

@@ -26,7 +26,7 @@ def test_the_shipped_towers_see_every_class_of_words(config):
     assert set(missing) <= {"attn_mask"}
     assert not unexpected
     found = stem.word_accuracy(model, tokenizer_of(SHIPPED), count=300, seed=123)
-    # chance: shape 10, position 11.1, colour 10, size 50, place 5; measured 80.6, 99.6, 97.6, 96.6, 99.8 on others
+    # chance: shape 10, position 11.1, color 10, size 50, place 5; measured 80.6, 99.6, 97.6, 96.6, 99.8 on others
     wanted = {"shape": 74, "position": 80, "colour": 90, "size": 80, "place": 80}
     assert {name for name, least in wanted.items() if found[name] < least} == set(), found
 

@@ -1,6 +1,7 @@
 """The training cases: a method with settings, and the results that a worker reports."""
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,14 +14,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ctvr.methods import find_method
+from ctvr.methods import find_method, trust
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Method, Task
 from ctvr.methods.layers import gather
-from ctvr.orchestrator.errors import NonFiniteLoss
+from ctvr.methods.layers.adapter_groups import AdapterGroup
+from ctvr.orchestrator.errors import Interrupted, NonFiniteLoss
 from ctvr.orchestrator.learning.record.commits import Commits
 from ctvr.orchestrator.learning.training import loop
 from ctvr.orchestrator.learning.training.distributed import Workers
+from ctvr.orchestrator.learning.training.epoch_state import EpochReports
+from ctvr.orchestrator.learning.training.interruption import Interruption, Request
 from ctvr.orchestrator.settings.evaluation_config import EvaluationConfig
 from ctvr.orchestrator.settings.optim_config import OptimConfig
 from ctvr.orchestrator.settings.resolve import resolve
@@ -40,6 +44,7 @@ class Case:
     fault: str = ""  # a name of FAULTS
     after: int = 0  # resumes after the first task of a run on so many workers
     label: str = ""
+    pauses: bool = False  # every process ends after one epoch or task, and another continues
     device: str = "cpu"  # cuda: a pretended GPU for each worker (tests/devices)
 
     @property
@@ -47,9 +52,8 @@ class Case:
         """Name of the method and all special settings."""
         settings = [f"{name.rpartition('.')[2]}={value}" for name, value in self.settings.items()]
         words = [self.method, *self.presets, *settings, self.label, self.fault]
-        words += (
-            ["random"] * self.random + [f"after {self.after}"] * bool(self.after) + ["cuda"] * (self.device != "cpu")
-        )
+        words += ["random"] * self.random + ["paused"] * self.pauses
+        words += [f"after {self.after}"] * bool(self.after) + ["cuda"] * (self.device != "cpu")
         return " ".join(word for word in words if word)
 
     def group(self, name: str) -> dict[str, Any]:
@@ -59,6 +63,7 @@ class Case:
 
 def make_method(case: Case) -> tuple[Method, Clip]:
     """Return the method on the small CLIP, with one learning rate for all parts."""
+    trust([case.method])
     made = resolve({"method": case.method, "stream": "s", "data.num_frames": 4, **case.settings}, presets=case.presets)
     torch.manual_seed(5)
     clip, cls = make_small_clip(layers=2), find_method(made.run.method)
@@ -92,7 +97,7 @@ class Watched(loop.Loop):
 
 def _key(case: Case, size: int) -> str:
     """Return the key of a run's commits."""
-    words = f"{case.name} {size}".replace("=", " ").replace(",", " ")
+    words = f"{case.name} {size}".replace("=", " ").replace(",", " ").replace(":", " ").lower()
     return "-".join(words.split())
 
 
@@ -113,6 +118,14 @@ def run(case: Case, workers: Workers, folder: str) -> dict[str, Any]:
 
 
 def _run(case: Case, workers: Workers, folder: str) -> dict[str, Any]:
+    while True:
+        try:
+            return _live(case, workers, folder)
+        except Interrupted:
+            continue
+
+
+def _live(case: Case, workers: Workers, folder: str) -> dict[str, Any]:
     method, clip = make_method(case)
     common = {"epochs": 1, "schedule": "constant", "warmup": 0.0, "grad_clip": None}
     common["eps"] = 1.0  # with the usual one AdamW would not see a gradient that is W times too large
@@ -125,7 +138,10 @@ def _run(case: Case, workers: Workers, folder: str) -> dict[str, Any]:
         store.put_json("commits", f"{key}/task_001", former)
     workers.broadcast(None)
     data = make_data(clip, workers.device, method.domain, **case.group("data"), **augment)
-    made = Watched(method, data, loop.LoopConfig(optim, evaluation), Commits(store, key), workers)
+    request: Request = "stop" if case.pauses else ""
+    epochs = EpochReports(interruption=Interruption(lambda: request))
+    rest = (None, None, None, epochs)
+    made = Watched(method, data, loop.LoopConfig(optim, evaluation), Commits(store, key), workers, *rest)
     behind: list[bytes] = []
     with ExitStack() as stack:
         for switched in (None if case.random else quiet(), gradients(behind)):
@@ -139,7 +155,7 @@ def _run(case: Case, workers: Workers, folder: str) -> dict[str, Any]:
             return {"diverged": str(error), "bits": "", "behind": ""}
     state = {name: value.cpu() for name, value in method.state_dict().items()}
     told = {"metrics": record.metrics, "training": record.training, "own": record.own, "steps": record.steps}
-    bits = hashlib.sha256(repr(told).encode())
+    bits = hashlib.sha256(json.dumps(told, sort_keys=True).encode())  # read from a pause, names are sorted
     for value in [*state.values(), *made.galleries]:
         bits.update(value.numpy().tobytes())
     found = {
@@ -159,12 +175,20 @@ def _run(case: Case, workers: Workers, folder: str) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------- what is switched
 
 
+def draw_nothing(group: AdapterGroup, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Return noise of 0, and a mask that cancels the scale of dropout."""
+    is_noisy = group.routers is not None and group.routers.is_noisy
+    eps = x.new_zeros(group.places, len(x), group.num_experts, dtype=torch.float32) if is_noisy else None
+    return eps, x.new_full((group.places, *x.shape), 1 - group.dropout) if group.dropout else None
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Switch off the random draws that each worker makes alone: dropout and routing noise."""
     with (
         mock.patch.object(nn.functional, "dropout", lambda x, *args, **named: x),
         mock.patch.object(torch, "randn_like", torch.zeros_like),
+        mock.patch.object(AdapterGroup, "_draw", draw_nothing),
     ):
         yield
 

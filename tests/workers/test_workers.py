@@ -28,6 +28,7 @@ FEW = [
     # Three memory pairs in a step, and one or two in the last; and losses of pairs that are not learned from
     Case("er_ring", {"method.ratio": 0.25, "evaluation.log_losses": 1}),
     Case("lump"),
+    Case("tests.hooked_method:Hooked"),  # gradients of terms, and twice in a step
 ]
 MORE = [
     Case("structalign", presets=("released",)),
@@ -118,3 +119,23 @@ def test_every_method_is_equal_on_two_workers_and_every_kind_on_three(tmp_path):
     again = alone([case_of(name, after=2) for name in GO_ON], tmp_path)
     said += [f"1 worker: {each}" for each in differing({name: [one] for name, one in again.items()}, expected)]
     assert said == []
+
+
+def unlike_unbroken(size: int, names: Sequence[str], folder: Path) -> list[str]:
+    """Return the methods whose runs on `size` workers differ if every process ends after one epoch."""
+    cases = [case_of(name, label="in epochs") for name in names]
+    cases = [replace(case, settings={**case.settings, "optim.epochs": 2}) for case in cases]
+    found: dict[str, list[Any]] = {}
+    together(size, [*cases, *(replace(case, pauses=True) for case in cases)], folder, folder / "store", found)
+    pairs = [(case, found[case.name], found[replace(case, pauses=True).name]) for case in cases]
+    return [case.method for case, *both in pairs if len({one["bits"] for workers in both for one in workers}) > 1]
+
+
+def test_workers_that_pause_after_every_epoch_hold_the_bits_of_an_unbroken_run(tmp_path):
+    assert unlike_unbroken(2, ("er_ring", "lora"), tmp_path) == []
+
+
+@pytest.mark.slow
+def test_every_method_pauses_exactly_on_two_workers_and_every_kind_on_three(tmp_path):
+    assert unlike_unbroken(2, [case.method for case in EVERY if not case.presets], tmp_path) == []
+    assert unlike_unbroken(3, GO_ON, tmp_path / "three") == []

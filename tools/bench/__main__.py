@@ -15,15 +15,16 @@ import torch
 
 from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.errors import ConfigError
-from tools.bench import service
+from tools.bench import kernels, service
 from tools.bench.paths import ONE_SIZE, PATHS
 from tools.bench.timing import Measured, measure, to_markdown
 
-SERVICE = "serve"  # its latency, which no plain implementation is compared with
+SERVICE = "serve"  # latency of the service, which is not compared with a plain implementation
+KERNELS = "kernels"  # number of kernels in a step, which is not compared either
 
 
 def machine() -> str:
-    """Describe the machine and the libraries."""
+    """Return a line that describes the machine and the libraries."""
     return (
         f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}, "
         f"{torch.get_num_threads()} thread, Python {sys.version.split()[0]}, {time.strftime('%Y-%m-%d')}"
@@ -31,11 +32,13 @@ def machine() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure and print Markdown on stdout."""
+    """Run the measurements, print Markdown on stdout and return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m tools.bench", description="Time hot paths against plain implementations of the same."
+        prog="python -m tools.bench", description="Time hot paths and their plain implementations."
     )
-    parser.add_argument("--only", metavar="NAME", help=f"one of {', '.join([*PATHS, SERVICE])}")
+    parser.add_argument(
+        "--only", metavar="NAME", help=f"name of the hot path: {', '.join([*PATHS, SERVICE, KERNELS])} (default: all)"
+    )
     parser.add_argument("--quick", action="store_true", help="toy sizes (under a minute)")
     parser.add_argument("--gpu", action="store_true", help="step time, memory and videos per second on a GPU instead")
     arguments = parser.parse_args(argv)
@@ -53,28 +56,31 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(only: str | None = None, is_quick: bool = False) -> int:
-    """Measure one path, the service, or all.
+    """Measure one hot path, the service, the kernels of a step, or all of them, and print the tables.
 
     Raises:
         ConfigError: for an unknown name.
     """
-    names = [*PATHS, SERVICE]
+    names = [*PATHS, SERVICE, KERNELS]
     if only is not None and only not in names:
         raise ConfigError(f"is not a hot path.{suggest(only, names)} All: {', '.join(names)}.", f"--only {only}")
     torch.set_num_threads(1)
     parts, chosen = [machine()], [only] if only else names
     with tempfile.TemporaryDirectory(prefix="ctvr-bench-") as folder:
-        if rows := measured([name for name in chosen if name != SERVICE], is_quick, Path(folder)):
+        if rows := measured([name for name in chosen if name in PATHS], is_quick, Path(folder)):
             parts.append(to_markdown(rows))
         if SERVICE in chosen:
             sys.stderr.write(f"bench: {SERVICE} ...\n")
             parts.append(service.to_markdown(service.measure_service(Path(folder), is_quick)))
+        if KERNELS in chosen:
+            sys.stderr.write(f"bench: {KERNELS} ...\n")
+            parts.append(kernels.kernel_table())
     print("\n\n".join(parts))
     return 0
 
 
 def measured(names: Sequence[str], is_toy: bool, root: Path) -> list[Measured]:
-    """Measure each path at a toy size or at the papers' size."""
+    """Measure each path, at toy size or at the size of the papers."""
     rows = []
     for name in names:
         label = f"{name}-toy" if is_toy and name not in ONE_SIZE else name

@@ -1,9 +1,10 @@
-"""`make bench-gpu`: the loop's steps and encoding on a GPU at the size of the papers (ViT-B/32, 8 pairs, 12 frames).
+"""`make bench-gpu`: training steps and encoding on a GPU at the size of the papers (ViT-B/32, 8 pairs, 12 frames).
 
-The loop trains on noise in memory as a run does: copies to the GPU, AdamW, clipping, reading of flags. It measures step
-time, peak memory, videos per second, the host's waits and the share of time in which kernels run, in each precision, in
-bfloat16 also at larger batches. Then the same steps with several processes that gather their features, as with Ray
-Train: one process per GPU with NCCL, or two on one GPU with gloo. Decoding and the store are not timed.
+The loop trains on noise from memory as a run does: copies to the GPU, AdamW, clipping, reading of flags. The table has
+step time, peak memory, videos per second, host synchronizations and the share of time in which kernels run. It has a
+row for each precision, and rows with larger batches in bfloat16. The last rows are of several processes that gather
+their features, as with Ray Train: one process per GPU with NCCL, or two on one GPU with gloo. Decoding and the store
+are not timed.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from ctvr.orchestrator.learning.training.loop import Loop
 from tools.bench.waits import waits_of
 from tools.bench.work import VIT, second_task
 
-PAIRS, FRAMES = 8, 12  # per step: CTVR (arXiv:2503.10111), section 5.1
+PAIRS, FRAMES = 8, 12  # pairs of a step, frames of a video: CTVR (arXiv:2503.10111), section 5.1
 LARGER = (32, 128)  # pairs per step, in bf16
 METHODS_MEASURED = ("framefusion_moe", "clip4clip")
 
 
 @dataclass(frozen=True)
 class GpuRow:
-    """One row of the table; `videos_per_second` counts the whole batch over all processes."""
+    """One row of the table; `videos_per_second` counts the batches of all processes."""
 
     name: str
     precision: str
@@ -48,15 +49,15 @@ class GpuRow:
     encoded_per_second: float  # videos of a gallery, including the copy of their features
     peak_gib: float  # of one process
     busy: float = 0.0  # share of the epoch's time in which kernels of the first process ran
-    waits_a_step: float = 0.0  # of the first process's host
-    waits: dict[str, int] = field(default_factory=dict)  # per epoch, by line
+    waits_a_step: float = 0.0  # host synchronizations of the first process
+    waits: dict[str, int] = field(default_factory=dict)  # source line -> host synchronizations in an epoch
 
 
 class _Timed(TimedLoop):
     """A loop of three epochs: the first allocates memory and selects kernels, one is timed, the last is profiled."""
 
-    waits: Counter[str]  # of the second epoch
-    kernel_seconds: float  # of the third
+    waits: Counter[str]  # host synchronizations of the second epoch by source line
+    kernel_seconds: float  # in the third epoch
 
     def _epoch(self, *given: Any, **named: Any) -> dict[str, float]:
         if len(self.seconds) == 2:
@@ -72,7 +73,7 @@ class _Timed(TimedLoop):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             terms = Loop._epoch(self, *given, **named)
             torch.cuda.synchronize(self.workers.device)
-        events = profile.profiler.kineto_results.events()  # its own table of them takes a minute
+        events = profile.profiler.kineto_results.events()  # `profile.events()` takes a minute
         self.kernel_seconds = sum(each.duration_ns() for each in events if each.device_type() == DeviceType.CUDA) / 1e9
         return terms
 
@@ -80,7 +81,7 @@ class _Timed(TimedLoop):
 def time_step(
     name: str, backbone: Clip, precision: Precision, device: torch.device, pairs: int, frames: int, steps: int = 20
 ) -> GpuRow:
-    """Time steps of one method on `pairs` videos of `frames` frames, which the processes of a group share."""
+    """Time training steps of a method on `pairs` pairs, divided among the processes of a group, and its encoding."""
     sys.stderr.write(f"bench: {name}, {precision}, {pairs} pairs ...\n")
     size = dist.get_world_size() if dist.is_initialized() else 1
     workers = Workers(dist.get_rank() if size > 1 else 0, size, device)
@@ -130,11 +131,11 @@ def _worker(rank: int, world: int, port: int, backend: str, device_type: str, si
     finally:
         dist.destroy_process_group()
     sys.stderr.flush()
-    os._exit(0)  # skips the interpreter's exit, where SIGABRT probably ended such a process of torch 2.15 once
+    os._exit(0)  # a process of torch 2.15 once ended with SIGABRT, probably at interpreter exit
 
 
 def in_parallel(world: int, backend: str, device_type: str, **size: Any) -> list[GpuRow]:
-    """Time the same steps with `world` processes of this machine."""
+    """Time the steps of `METHODS_MEASURED` in `world` processes of this machine, whose batches form one batch."""
     import torch.multiprocessing as processes
 
     given = {"backbone": VIT, "weights": "random", "pairs": PAIRS, "frames": FRAMES, "steps": 20}
@@ -169,7 +170,7 @@ def gpu_table() -> str:
 
 
 def to_markdown(rows: list[GpuRow]) -> str:
-    """Return a table of rows, followed by the lines at which hosts wait."""
+    """Return a Markdown table, followed by the source lines at which the host waits for the GPU."""
     lines = [
         "| method | precision | pairs | processes | step (ms) | videos/s trained | videos/s encoded "
         "| peak memory (GiB) | kernels run (%) | waits a step |",

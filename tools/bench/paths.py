@@ -1,8 +1,8 @@
 """The hot paths, at the papers' size and at a toy size, each compared with a plain implementation.
 
-Batches repeat videos as the benchmark's real splits do, counted with our own batches (32 videos of 20 captions per
-task). On MSRVTT-10, 8 pairs have 7 different videos; on MSRVTT-20, 44 % of the pairs of a batch of StructAlign, 2 of 4,
-have different videos.
+Batches repeat videos as often as on the real splits, where we counted them in our batches (32 videos of 20 captions per
+task). On MSRVTT-10, 8 pairs have 7 different videos. On MSRVTT-20, the number of different videos is 44 % of the pairs
+for a batch of StructAlign, here 2 of 4.
 
 Shapes: B pairs, T frames, Q captions, V videos, d joint embedding.
 """
@@ -55,12 +55,12 @@ Make = Callable[[Path, bool], HotPath]  # arguments: its own folder; whether to 
 
 
 def clip(is_toy: bool) -> tuple[Clip, str]:
-    """Return a backbone and its name in titles."""
+    """Return the backbone of a size, and its name in titles."""
     return (load_backbone(TINY, "shipped"), "tiny CLIP") if is_toy else (load_backbone(VIT, "random"), VIT[:8])
 
 
 def step_path(method: str, pairs: int, distinct: int, frames: int) -> Make:
-    """Return a step of a method whose batch has `distinct` videos."""
+    """Return a function that makes the hot path of a training step with `distinct` different videos in its batch."""
 
     def make(root: Path, is_toy: bool) -> HotPath:
         backbone, name = clip(is_toy)
@@ -84,13 +84,13 @@ def step_path(method: str, pairs: int, distinct: int, frames: int) -> Make:
 
 
 def repeating(batch: Batch, distinct: int) -> Batch:
-    """Return the batch with `distinct` videos, the first of which repeat."""
+    """Return the batch with only its first `distinct` videos, which repeat in order."""
     rows = torch.arange(len(batch.video_ids)) % distinct
     return replace(batch, frames=batch.frames[rows], video_ids=rows, unaugmented_video_ids=tuple(rows.tolist()))
 
 
 def texts(root: Path, is_toy: bool) -> HotPath:
-    """Encode captions as an evaluation after task 2 does, once for each task."""
+    """Return the hot path of encoding captions as an evaluation after task 2 does, once for each task."""
     from ctvr.orchestrator.learning.evaluation.evaluate import encode_texts
     from ctvr.orchestrator.settings.evaluation_config import EvaluationConfig
 
@@ -116,7 +116,7 @@ def texts(root: Path, is_toy: bool) -> HotPath:
 
 
 def ranking(root: Path, is_toy: bool, large: int = 3000) -> HotPath:
-    """Rank captions and videos from features."""
+    """Return the hot path of ranking captions and videos from features."""
     from ctvr.orchestrator.learning.evaluation.ranking import TILE, Ranked, rank
 
     size = 500 if is_toy else large
@@ -131,13 +131,13 @@ def ranking(root: Path, is_toy: bool, large: int = 3000) -> HotPath:
 
     found = count()
     if any(np.abs(a.rank.numpy() - b).max() > 0.5 for a, b in zip((found.to_videos, found.videos), plain())):
-        raise RuntimeError("the two ways to rank disagree")  # by half a rank: sorting breaks ties arbitrarily
+        raise RuntimeError("the two ways to rank disagree")  # by half a rank at most, from ties
     title = f"ranks of {size} captions and {size} videos from features, in tiles of 512 x {TILE}"
     return HotPath(title, "matrix, argsort of argsort (NumPy), twice", count, plain, 7 if is_toy else 3)
 
 
 def xpool(root: Path, is_toy: bool) -> HotPath:
-    """Compute X-Pool's scores in closed form."""
+    """Return the hot path of X-Pool's scores in closed form."""
     size, frames, backbone = 64 if is_toy else 256, 12, load_backbone(TINY, "shipped")
     method: XPool = second_task("xpool", backbone).eval()  # type: ignore[assignment]
     queries, gallery = torch.randn(size, backbone.embed_dim), torch.randn(size, frames, backbone.embed_dim)
@@ -155,7 +155,7 @@ def xpool(root: Path, is_toy: bool) -> HotPath:
 
 
 def tempme(root: Path, is_toy: bool) -> HotPath:
-    """Encode videos with merged tokens."""
+    """Return the hot path of encoding videos with merged tokens."""
     backbone, name = clip(is_toy)
     videos = 4 if is_toy else 1
     inputs = random_batch(backbone, videos, 12).frames
@@ -165,7 +165,7 @@ def tempme(root: Path, is_toy: bool) -> HotPath:
 
 
 class _Undecoded(FrameSource):
-    """Decodes a video at each request, without the store."""
+    """Source of frames that decodes a video at each request, without the store."""
 
     def load(self, item: Any) -> np.ndarray:
         from ctvr.orchestrator.video.decode import decode
@@ -174,7 +174,7 @@ class _Undecoded(FrameSource):
 
 
 def store(root: Path, is_toy: bool) -> HotPath:
-    """Read an epoch's batches from the store."""
+    """Return the hot path of reading an epoch's batches from the store."""
     from ctvr.orchestrator.store.store import Store
     from ctvr.orchestrator.streams.load import load_stream
 
@@ -199,7 +199,7 @@ def store(root: Path, is_toy: bool) -> HotPath:
 
 
 def decoding(root: Path, is_toy: bool) -> HotPath:
-    """Decode a clip, refusing damaged ones."""
+    """Return the hot path of decoding videos of an embedded stream; damaged videos are refused."""
     from ctvr.orchestrator.streams.load import load_stream
     from ctvr.orchestrator.video.decode import decode
     from ctvr.orchestrator.video.sampling import Sampling
@@ -216,7 +216,7 @@ def decoding(root: Path, is_toy: bool) -> HotPath:
 
 
 def cold(root: Path, is_toy: bool) -> HotPath:
-    """Decode a clip like a benchmark's that is not in the store, refusing damaged ones."""
+    """Return the hot path of decoding a video in the format of benchmark videos; damaged videos are refused."""
     from ctvr.orchestrator.video.decode import decode
     from ctvr.orchestrator.video.sampling import Sampling
 
@@ -231,7 +231,7 @@ def cold(root: Path, is_toy: bool) -> HotPath:
 
 
 def start(root: Path, is_toy: bool) -> HotPath:
-    """Run a command that trains nothing."""
+    """Return the hot path of starting a command that does not train."""
 
     def child(*words: str) -> Work:
         return lambda: subprocess.run(words, env=child_environment(), stdout=subprocess.DEVNULL, check=True)
@@ -242,7 +242,7 @@ def start(root: Path, is_toy: bool) -> HotPath:
     return HotPath(title, "loading what trains first", ours, plain, 2, is_heavy=True)
 
 
-ONE_SIZE = ("start",)  # have no toy size
+ONE_SIZE = ("start",)  # paths without a toy size
 PATHS: dict[str, Make] = {
     "step": step_path("framefusion_moe", 8, 7, 12),
     "structalign": step_path("structalign", 4, 2, 12),

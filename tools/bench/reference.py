@@ -1,12 +1,13 @@
-"""Plain implementations of hot paths (paths.py): they compute as the authors' codes do and share no code with them.
+"""Plain implementations of hot paths (paths.py), which compute in the same way as the code of the authors.
 
-JasonCodeMaker/CTVR ranks by sorting twice, encodes every caption once for each prototype in the order of the stream,
-padded to the longest of its batch, and decodes each epoch. StructAlign's code runs the previous model in every step.
-None of them encodes a repeated video of a batch only once. X-Pool makes a vector for every pair. CLIP's activation is
-written as x sigmoid(1.702 x), of which the backward pass keeps three tensors, and its last block computes all tokens,
-of which one is used. CTVR (72b7652, model/FrameFusionMoE) has separate matrices for q, k and v, attention by two
-products with a softmax between them, and runs every expert that any caption of the batch has chosen on all captions,
-to weigh the outputs afterwards.
+They do not share code with the hot paths. JasonCodeMaker/CTVR ranks by sorting twice, and decodes videos in each epoch.
+It encodes every caption once for each prototype in the order of the stream, padded to the longest of its batch. The
+code of StructAlign runs the model of the previous task in every step. None of them encodes a repeated video of a batch
+only once. X-Pool computes a pooled vector for every pair. The activation of CLIP is written as x sigmoid(1.702 x), of
+which the backward pass keeps three tensors. The last block of CLIP computes all tokens, of which one is used. CTVR
+(72b7652, model/FrameFusionMoE) has separate matrices for q, k and v, and attention by two products with a softmax
+between them. It runs every expert that any caption of the batch is routed to on all captions, and weights the outputs
+afterwards.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import numpy as np
@@ -26,7 +27,8 @@ from torch import Tensor, nn
 from ctvr.methods.backbone.blocks import Attention
 from ctvr.methods.backbone.clip import Block, BlockSeams, Seams, TextTower, TokenState, VisionTower, run_blocks
 from ctvr.methods.base import Batch, Method
-from ctvr.methods.layers.experts import SharedLoRAExperts
+from ctvr.methods.framefusion_moe import FrameFusionMoE
+from ctvr.methods.layers.experts import PLACES, TaskAwareExperts
 from ctvr.methods.xpool import XPool
 
 WORDS = ("dog", "cat", "man", "car", "red", "ball", "run", "sits", "blue", "two")  # one token each
@@ -52,15 +54,15 @@ def with_plain_towers(method: Method) -> Method:
 
 
 def as_released(method: Method) -> Method:
-    """Return a copy with plain towers and the attention and routed experts of CTVR's code; it computes equal values."""
+    """Return a copy with plain towers and the attention and routed experts of CTVR's code; its outputs are equal."""
     made = with_plain_towers(method)
     for module in made.modules():
         if isinstance(module, Attention):
             module.project = partial(_three_products, module)  # type: ignore[method-assign, assignment]
         if isinstance(module, TextTower):
             module.forward = partial(_whole_text, module)  # type: ignore[method-assign]
-        if isinstance(module, SharedLoRAExperts):
-            module.forward = partial(_every_caption, module)  # type: ignore[method-assign]
+        if isinstance(module, FrameFusionMoE):
+            module._text_seams = partial(_one_by_one, module)  # type: ignore[method-assign]
     return made
 
 
@@ -68,7 +70,7 @@ Made = TypeVar("Made")
 
 
 def with_plain_attention(work: Callable[[], Made]) -> Callable[[], Made]:
-    """Return work during which attention stores its probabilities: softmax(q k^T / sqrt(d) + mask) v."""
+    """Return a function that runs `work` with attention that stores softmax(q k^T / sqrt(d) + mask)."""
 
     def done() -> Made:
         with patch.object(F, "scaled_dot_product_attention", _attend):
@@ -98,13 +100,42 @@ def _three_products(
     return tuple((x if act is None else act(y, x, state))[:, :rows] for x, act, rows in made)
 
 
-def _every_caption(experts: SharedLoRAExperts, x: Tensor, gates: Tensor | None) -> Tensor:
+def _one_by_one(method: FrameFusionMoE, index: int) -> list[BlockSeams]:
+    """Return the hook points (seams) of the text blocks, whose adapters for q, k, v and out are computed separately."""
+    prototype = method.prototypes[index] if index < len(method.prototypes) else None
+    is_routed = not (method._has_bypass and index == 0)
+    found = []
+    for block in method.tame:
+        adapters: Any = block
+        q, k, v, out = (partial(_adapt, adapters[place], prototype, is_routed) for place in PLACES)
+        found.append(BlockSeams(q=q, k=k, v=v, out=out))
+    return found
+
+
+def _adapt(
+    adapter: TaskAwareExperts,
+    prototype: Tensor | None,
+    is_routed: bool,
+    x: Tensor,
+    projected: Tensor,
+    state: TokenState,
+) -> Tensor:
+    experts, router = adapter.experts, adapter.router
+    gates = None
+    if router is not None and is_routed:
+        u = x[torch.arange(len(x)), state.eot]
+        u = u if prototype is None else u + prototype
+        logits = F.linear(u, router.route)
+        if router.noise is not None and router.training:
+            logits = logits + torch.randn_like(logits) * (F.softplus(F.linear(u, router.noise)) + 0.01)
+        best, chosen = logits.topk(router.top_k, dim=-1)
+        gates = torch.zeros_like(logits).scatter(1, chosen, best.softmax(dim=-1))
     down = F.linear(F.dropout(x, experts.dropout, experts.training), experts.A)
     if gates is None:
-        return experts.scale * F.linear(down, experts.B[0])
+        return projected + experts.scale * F.linear(down, experts.B[0])
     asked = [i for i in range(len(experts.B)) if gates[:, i].any()]
     answers = [F.linear(down, experts.B[i]) * gates[:, i, None, None] for i in asked]
-    return experts.scale * sum(answers[1:], answers[0])
+    return projected + experts.scale * sum(answers[1:], answers[0])
 
 
 def _every_token(
@@ -114,7 +145,7 @@ def _every_token(
 
 
 def nothing_known(batch: Batch) -> Batch:
-    """Return the same pairs without the information that videos are equal: all are encoded and none is cached."""
+    """Return the batch without the ids of equal videos, so that every video is encoded and features are not cached."""
     return replace(batch, unaugmented_video_ids=None)
 
 
@@ -133,7 +164,7 @@ def ranks_by_sorting(captions: Tensor, videos: Tensor) -> tuple[np.ndarray, np.n
 
 @torch.no_grad()
 def xpool_scores(method: XPool, queries: Tensor, gallery: Tensor, videos: int = 16) -> Tensor:
-    """Return cos (Q, V) of captions (Q, d) and of every video as each caption pools it, frames (V, T, d)."""
+    """Return cosines (Q, V) of captions (Q, d) and videos (V, T, d), whose frames each caption pools."""
     head, parts = method.pooling, []
     asked, unit = head.ask(queries), F.normalize(queries, dim=-1)
     for frames in gallery.split(videos):
@@ -142,7 +173,7 @@ def xpool_scores(method: XPool, queries: Tensor, gallery: Tensor, videos: int = 
 
 
 def captions_like_msrvtt(number: int, longest: int = 40) -> list[str]:
-    """Return captions of about MSRVTT's length (11.8 tokens); padding in batches of 32 nearly doubles it (1.94 x)."""
+    """Return captions as long as in MSRVTT (mean 11.8 tokens); padded in batches of 32, they are 1.94 times as long."""
     generator = np.random.default_rng(0)
     lengths = np.clip(np.round(generator.lognormal(2.17, 0.42, number)), 3, longest).astype(int)
     return [" ".join(generator.choice(WORDS, length)) for length in lengths]

@@ -1,7 +1,7 @@
-"""Latency of `ctvr serve`: the time of GET /search on one core, from the request to the end of the answer.
+"""Latency of `ctvr serve`: the time of GET /search on one core, from the request to the end of the response.
 
-The service and its client share one core, as threads of this process. Features and weights are random, which does not
-change the time. Every query is a different text.
+The service and its client are threads of this process and share one core. Features and weights are random, which does
+not change the time. Every query is a different text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ctvr.orchestrator.streams.stream import Item
 from tools.bench.reference import captions_like_msrvtt
 from tools.bench.work import VIT
 
-SIZES = {480: 60.0, 100_000: 200.0}  # videos -> goal of p99 in ms
+SIZES = {480: 60.0, 100_000: 200.0}  # videos -> target of the 99th percentile in ms
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,20 @@ class Latency:
     queries: int
     p50: float
     p99: float
-    cpu: float  # mean CPU time of service and client; equal to the time on an idle machine
+    cpu: float  # mean CPU time of service and client, which is the mean latency on an idle machine
     goal: float
 
 
 def measure_service(root: Path, is_toy: bool, sizes: Sequence[int] = tuple(SIZES)) -> list[Latency]:
-    """Measure queries to galleries of these sizes.
+    """Measure the latency of queries to galleries.
+
+    Args:
+        root: folder for the store.
+        is_toy: whether to use the tiny CLIP and few queries.
+        sizes: number of videos of each gallery.
 
     Raises:
-        RuntimeError: if an answer does not contain the best videos.
+        RuntimeError: if a response does not contain the best videos.
     """
     backbone, queries = (TINY, 50) if is_toy else (VIT, 500)
     settings = {"method": "clip4clip", "stream": "shapes-5", "backbone.name": backbone, "backbone.weights": "random"}
@@ -75,7 +80,7 @@ def measure_service(root: Path, is_toy: bool, sizes: Sequence[int] = tuple(SIZES
 
 
 def ask(port: int, model: Model, queries: int) -> tuple[list[float], float]:
-    """Return the latency of each query in ms, after a warm-up, and their mean CPU time."""
+    """Return the latency of each query after a warm-up, and the mean CPU time of a query, in ms."""
     connection, took = http.client.HTTPConnection("127.0.0.1", port, timeout=60), list[float]()
     (block,) = model.gallery()
     for number, text in enumerate(captions_like_msrvtt(queries + 10)):
@@ -95,7 +100,7 @@ def ask(port: int, model: Model, queries: int) -> tuple[list[float], float]:
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Keep this thread, and those that it starts, on one core."""
+    """Context manager: run this thread, and threads that it starts, on one core."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -109,7 +114,7 @@ def one_core() -> Iterator[None]:
 
 @contextmanager
 def served(snapshot: Snapshot) -> Iterator[int]:
-    """Serve in a thread; yield the port."""
+    """Context manager: serve in a thread; yield the port."""
     service = Service(lambda: snapshot)
     server = Server(service.app)
     with bind("127.0.0.1", 0) as bound:
@@ -126,7 +131,7 @@ def served(snapshot: Snapshot) -> Iterator[int]:
 
 
 def to_markdown(rows: Sequence[Latency]) -> str:
-    """Format a table of rows."""
+    """Format the rows as a Markdown table."""
     lines = ["| service | videos | queries | p50 ms | p99 ms | CPU ms | goal: p99 ms |"]
     lines.append("|---|--:|--:|--:|--:|--:|--:|")
     lines += [

@@ -1,7 +1,7 @@
 """Timing of a hot path and of a plain implementation of it in one process, in CPU seconds.
 
-Both sides take turns (a b, b a, ...) on the same inputs after one warm-up each, so that other load of the machine
-affects both. The result is the median of the ratios of the pairs, with the smallest and the largest.
+Both run alternately (a b, b a, ...) on the same inputs after one warm-up each, so that other load of the machine
+affects both. The result is the median of the ratios of the pairs, with the smallest and the largest ratio.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from dataclasses import dataclass
 
 from tools.bench.work import Work
 
-LEAST = 0.15  # CPU seconds for which a side is timed, by repetition (100 times at most)
+LEAST = 0.15  # minimum CPU seconds of a timing, reached by repetition (100 times at most)
 
 
 @dataclass(frozen=True)
 class HotPath:
-    """A piece of work, and a plain implementation of it."""
+    """Measured work, and a plain implementation of the same work."""
 
     title: str
     against: str  # description of the plain implementation
     ours: Work
     plain: Work
     pairs: int = 5
-    is_heavy: bool = False  # takes seconds: not repeated within a turn
+    is_heavy: bool = False  # whether it takes seconds and is not repeated within a timing
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Medians over the pairs; ratio: plain / ours, above 1 if ours is faster."""
+    """Medians over the pairs. `ratio` is plain / ours, above 1 if ours is faster; `low` and `high` are its range."""
 
     name: str
     path: HotPath
@@ -44,7 +44,7 @@ class Measured:
 
 
 def seconds_of(work: Work, goes: int = 1) -> float:
-    """Return the mean CPU seconds of `goes` calls, including ended child processes."""
+    """Return the mean CPU seconds of `goes` calls, including child processes that have ended."""
     started = _cpu_seconds()
     for _ in range(goes):
         work()
@@ -57,7 +57,7 @@ def _cpu_seconds() -> float:
 
 
 def measure(name: str, path: HotPath) -> Measured:
-    """Time both variants alternately."""
+    """Time a hot path and its plain implementation alternately."""
     goes, works = 1, (path.ours, path.plain)
     warm = [seconds_of(work) for work in works]
     if not path.is_heavy:
@@ -72,7 +72,7 @@ def measure(name: str, path: HotPath) -> Measured:
 
 
 def to_markdown(rows: Sequence[Measured]) -> str:
-    """Format a table of rows."""
+    """Format the rows as a Markdown table."""
     lines = ["| path | ours | plain way | CPU s ours / plain | times as fast | pairs |", "|---|---|---|--:|--:|--:|"]
     lines += [
         f"| {row.name} | {row.path.title} | {row.path.against} | {row.seconds:.3g} / {row.plain_seconds:.3g} "

@@ -1,4 +1,4 @@
-"""Counts of the host's waits for a GPU by line of our code, from torch's own warnings of synchronizing calls."""
+"""Counts of host synchronizations with a GPU by line of our code, from the warnings of torch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).absolute().parents[2]  # the repository
-ROOMS = (str(ROOT / "ctvr"),)  # modules are loaded through the links below it
-SAYS = "synchronizing CUDA operation"  # in each warning of torch
+ROOMS = (str(ROOT / "ctvr"),)  # modules are loaded through symbolic links in it
+SAYS = "synchronizing CUDA operation"  # part of the text of each such warning
 
 
 @contextmanager
 def waits_of(device: torch.device) -> Iterator[Counter[str]]:
-    """Count the host synchronisations of a `with` block by file and line; none without a GPU."""
+    """Count the host synchronizations of a `with` block by file and line; without a GPU, the counter stays empty."""
     found: Counter[str] = Counter()
     if device.type != "cuda":
         yield found
@@ -39,7 +39,7 @@ def waits_of(device: torch.device) -> Iterator[Counter[str]]:
 
 
 def _place() -> str:
-    """Return the innermost line of our code that leads to torch."""
+    """Return the innermost line of our code in the call stack, or "torch" if there is none."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename

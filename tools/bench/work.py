@@ -1,4 +1,4 @@
-"""The measured work: a method in its second task, a batch, a training step, an encoding, a few videos."""
+"""Work that benchmarks measure: a method in its second task, a batch, a training step, an encoding, a few videos."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Work = Callable[[], object]
 
 
 def second_task(name: str, backbone: Clip, settings: dict[str, Any] | None = None) -> Method:
-    """Build a method with the paper's settings on its own copy of a backbone, in the second task of ten.
+    """Build a method with the paper's settings on a copy of a backbone, and begin the second of ten tasks.
 
-    A method that keeps features of earlier videos has those of 320 / 10 videos, as with MSRVTT-10.
+    A method that keeps features of earlier videos has features of 32 videos, the videos of one task of MSRVTT-10.
     """
     cls = find_method(name)
     values = {**select_prefix(cls.PRESETS.get("paper", {}), "method"), **(settings or {})}
@@ -44,7 +44,7 @@ def second_task(name: str, backbone: Clip, settings: dict[str, Any] | None = Non
 
 
 def random_batch(backbone: Clip, pairs: int, frames: int) -> Batch:
-    """Return a batch of noise as videos, and captions."""
+    """Return a batch whose videos are noise, each with a different caption."""
     generator = torch.Generator().manual_seed(0)
     size = backbone.image_size
     return Batch(
@@ -56,7 +56,10 @@ def random_batch(backbone: Clip, pairs: int, frames: int) -> Batch:
 
 
 def training_step(method: Method, batch: Batch) -> Work:
-    """Return one step as the loop runs it: equal videos encoded once, losses, gradients, their norm, optimizer."""
+    """Return a function that takes one training step as the loop does.
+
+    It encodes equal videos once, computes losses and gradients, clips the gradients and updates the parameters.
+    """
     groups, optim = method.param_groups(), OptimConfig()
     parameters = freeze_except(method, groups)
     optimizer, losses = make_optimizer(groups, optim, method), Losses(method)
@@ -73,7 +76,10 @@ def training_step(method: Method, batch: Batch) -> Work:
 
 
 def encoding(method: Method, frames: Tensor) -> Work:
-    """Return the forward pass of the video tower for one of many batches, so that merged weights stay merged."""
+    """Return a function that encodes `frames` (B, T, 3, H, W) as one batch of a gallery.
+
+    Only the first call merges the weights of adapters into the tower; later calls use the merged weights.
+    """
     method.eval()
     kept: MergeCache = {}
 

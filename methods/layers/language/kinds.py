@@ -1,6 +1,7 @@
-"""Possible kinds of an English word, independent of its place in a caption, for tagger.py.
+"""Classification of English words into kinds, independent of their context, for tagger.py.
 
-A word is looked up in the lists of lexicon.py. Other words are classified by their ending, else they are nouns.
+A word is looked up in the lists of lexicon.py. Other words are classified by their ending; without a known ending they
+are nouns.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from ctvr.methods.layers.language import lexicon
 
 
 class Kind(Enum):
-    """Possible kind of a word, independent of its context."""
+    """Kind of a word, independent of its context."""
 
     DETERMINER = auto()
     PRONOUN = auto()
@@ -29,13 +30,13 @@ class Kind(Enum):
     ADVERB = auto()
     ADJECTIVE = auto()
     NOUN = auto()
-    VERB = auto()  # a verb in its base form or in -s, and not a noun
-    EITHER = auto()  # a verb in these forms and a noun as well
+    VERB = auto()  # base form or -s form of a verb that is not also a noun
+    EITHER = auto()  # base form or -s form of a verb that is also a noun
     ING = auto()
-    ING_NOUN = auto()  # in -ing, a noun unless it clearly is a verb
+    ING_NOUN = auto()  # ends in -ing, and is a noun unless the context makes it a verb
     PAST = auto()
     MARK = auto()  # punctuation
-    EDGE = auto()  # before the first and after the last word
+    EDGE = auto()  # position before the first or after the last word
 
 
 K = Kind
@@ -43,7 +44,7 @@ K = Kind
 
 @dataclass(frozen=True)
 class Lists:
-    """The word lists as sets."""
+    """Word lists of lexicon.py as sets."""
 
     closed: dict[str, Kind]
     verbs: frozenset[str]
@@ -68,13 +69,13 @@ class Lists:
 
 @lru_cache(maxsize=1)
 def lists() -> Lists:
-    """Split lexicon.py, once. Where lists overlap, the first one of `order` takes the word."""
+    """Split the strings of lexicon.py into sets, once. A word in several lists has the first kind in `order`."""
     order = [
         (K.PRONOUN, lexicon.PRONOUNS), (K.BE, lexicon.BE), (K.MODAL, lexicon.MODALS), (K.HAVE, lexicon.HAVE),
         (K.DO, lexicon.DO), (K.NOT, lexicon.NEGATIONS), (K.CONJUNCTION, lexicon.CONJUNCTIONS),
         (K.DETERMINER, lexicon.DETERMINERS), (K.PREPOSITION, lexicon.PREPOSITIONS), (K.ADVERB, lexicon.ADVERBS),
     ]  # fmt: skip
-    closed: dict[str, Kind] = {"to": K.TO, "'s": K.POSSESSIVE, "s": K.POSSESSIVE}  # captions lose apostrophes
+    closed: dict[str, Kind] = {"to": K.TO, "'s": K.POSSESSIVE, "s": K.POSSESSIVE}  # some captions lack apostrophes
     for kind, words in order:
         for word in words.split():
             closed.setdefault(word, kind)
@@ -89,9 +90,7 @@ def lists() -> Lists:
 
 
 def stems(word: str, ending: str) -> list[str]:
-    """List base forms from which `word` may be built with `ending` (s, ing or ed): `try` for `tries`, `make` for
-    `making`.
-    """
+    """List possible base forms of a `word` with `ending` s, ing or ed: `try` for `tries`, `make` for `making`."""
     body = word[: -len(ending)]
     if ending == "s":
         found = [body]
@@ -109,7 +108,7 @@ def stems(word: str, ending: str) -> list[str]:
 
 
 def base_form(word: str) -> str:
-    """Return the base form of a verb in -s; other words are returned unchanged."""
+    """Return the base form of a verb that ends in -s; other words are returned unchanged."""
     if word in lists().verbs or not word.endswith("s"):
         return word
     return next((stem for stem in stems(word, "s") if stem in lists().verbs), word)
@@ -117,7 +116,7 @@ def base_form(word: str) -> str:
 
 @lru_cache(maxsize=65536)
 def kind_of(word: str) -> Kind:
-    """Classify a lower-case word."""
+    """Return the kind of a lower-case word."""
     known = lists()
     if word in known.closed:
         return known.closed[word]

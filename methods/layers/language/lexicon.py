@@ -1,7 +1,7 @@
 """English word lists for kinds.py, written for captions of videos.
 
-Words outside the lists are classified by their ending, else they are nouns. So the lists hold words that endings
-get wrong and, of nouns, only those that can also be verbs (in NOUN_OR_VERB) or look like verbs.
+Words outside the lists are classified by their ending; without a known ending they are nouns. So the lists contain
+words that would be misclassified by their ending, and only those nouns that are also verbs or look like verbs.
 """
 
 DETERMINERS = """a an the this these those some any each every another no all both several many few most more less
@@ -54,7 +54,7 @@ sleepy hungry thirsty fictional instructional educational informative helpful us
 middle front rear left right top bottom central distant overhead underwater outdoor indoor unique cartoonish pixelated
 checkered checked striped frozen snowy sunny rainy windy foggy cloudy muddy sandy rocky icy grassy dusty rusty
 homemade handheld solo lively blurry unlikely visible invisible opposite separate clear vacant bare"""
-# Words in -ing and -ed that are nouns or adjectives rather than verbs
+# Words that end in -ing or -ed and are nouns or adjectives rather than verbs
 ING_NOUNS = """thing something anything everything nothing king ring wing string spring sibling setting recording
 piercing ceiling building clothing wedding morning evening meeting painting drawing wrestling boxing pudding frosting
 icing stuffing dressing lightning darling duckling earring sterling dumpling herring viking awning railing siding
@@ -113,7 +113,7 @@ seen sent sewn shaken shone shook shot shown shrank shrunk slept slid sold sough
 stole stuck struck sung sunk swam swept swum swung taken taught thought threw thrown told took tore torn understood
 undone went woke won wore worn wound wove woven wrote written overtook overtaken became begun began flung leapt sprang
 fled goes does did done lies dies ties vies lying dying tying vlogged"""
-# Base forms that are nouns as well; their -s form too. The preceding words decide
+# Base forms of verbs that are also nouns, as are their -s forms; the preceding words decide which
 NOUN_OR_VERB = """highlight act address answer attack attempt audition balance bake bark beat bite blend block blow
 bow bowl braid break brush bump burn call care catch cause change chant chase chat check cheer clap clip close coat
 color comb comment concern contest control cook copy cost count cover crack crash crawl cross cruise cry curl cut
@@ -141,7 +141,7 @@ photograph picture piece pin pipe plane plate pocket poll pool pot power program
 sample sand school scoop seal sketch skateboard snack snowboard soap sort space spice spot star steer storm string
 stunt subject suit table tape team text tire title toast tool top torch toy trail trap truck tube tune vacuum value
 video voice wall weather wheel wind wing word yard"""
-# Of these, nouns in captions, unless the context clearly needs a verb ("to book", "they book")
+# Words of NOUN_OR_VERB that are nouns in captions, unless the context requires a verb ("to book a", "they book a")
 MOSTLY_NOUNS = """highlight bat bicycle book bowl box brand bridge button camp can care chain chart circle clip coat
 color cream cup demo detail dish dust experience experiment field figure fire flower form gift goal glance grade grip
 group hand iron jam jet kid knife label lap layer letter level light line log mail man map mask master milk model
@@ -152,7 +152,7 @@ star state steam stick storm strap stream string stunt style subject suit table 
 title tool top torch toy trail train truck tube tune vacuum value video view voice wall water weather wave wheel wind
 wing word yard"""
 IRREGULAR_PLURALS = "people men women children kids police cattle sheep feet teeth mice geese guys crew"
-# After these an adverb is a noun: "the left", "her back"
+# Words after which an adverb is a noun: "the left", "her back"
 ARTICLES = "the a an his her their its my your our this"
 SUBJECTS = "i you he she it we they who that which someone somebody everyone everybody"
 SINGULAR_SUBJECTS = "this that which one another each what"

@@ -1,13 +1,14 @@
-"""Builds sentences of nouns and of verbs from a caption (CAMoE, arXiv:2109.04290, "sentence generation strategy").
+"""Encoding of the nouns and of the verbs of a caption (CAMoE, arXiv:2109.04290, "sentence generation strategy").
 
-A stream is the whole caption, its nouns (entity) or its verbs (action). Three strategies encode the last
-two with the text tower that encodes the caption:
-    muw   mask all but keywords, read the end-of-text token (eq. 1)
-    rkw   a new sentence of the keywords alone, read the end-of-text token
-    akwe  encode the whole caption, average the keywords' own tokens
+CAMoE has three text streams: the whole caption, its nouns (entity) and its verbs (action). Nouns or verbs are called
+keywords. Three strategies encode them with the text tower that encodes the caption:
 
-The start and end of text are always kept. Methods see token ids, so words are assembled from the
-tokenizer's pieces; a keyword keeps all of its pieces.
+    muw   masks all tokens except keywords, and reads the end-of-text token (eq. 1)
+    rkw   encodes a new sentence of keywords only, and reads the end-of-text token
+    akwe  encodes the whole caption, and averages the tokens of keywords
+
+The start-of-text and end-of-text tokens are always kept. Methods receive token ids, so words are assembled from the
+pieces of the tokenizer; all pieces of a keyword are kept.
 
 Shapes: B captions, L tokens, D width, d joint embedding.
 """
@@ -31,29 +32,33 @@ WORD_END = "</w>"  # suffix of the last piece of a word in CLIP's tokenizer
 
 
 class Keywords:
-    """Finds nouns and verbs among token ids."""
+    """Finder of nouns and verbs in tokenized captions."""
 
     def __init__(self, backbone: Clip, has_auxiliaries: bool = False) -> None:
-        """Prepare for a backbone's vocabulary.
+        """Read the vocabulary of a backbone.
 
         Args:
-            backbone: its tokenizer must be CLIP's byte-pair tokenizer (have the table `decoder`, id -> piece).
-            has_auxiliaries: count `is`, `can` and the like as verbs.
+            backbone: a backbone with CLIP's byte-pair tokenizer, which has the table `decoder` (id -> piece).
+            has_auxiliaries: whether auxiliaries such as `is` and `can` count as verbs.
 
         Raises:
-            ValueError: for another tokenizer.
+            ValueError: if the backbone has another tokenizer.
         """
         decoder: Any = getattr(backbone.tokenize, "decoder", None)
         if not isinstance(decoder, Mapping):
             raise ValueError(
-                f"the tokenizer of {backbone.name or 'this backbone'} cannot turn tokens back into words, to find "
-                "nouns and verbs. Use a backbone with CLIP's own tokenizer, such as ViT-B-32-quickgelu."
+                f"the tokenizer of {backbone.name or 'this backbone'} cannot turn tokens back into words, which is "
+                "needed to find nouns and verbs. Use a backbone with CLIP's tokenizer, such as ViT-B-32-quickgelu."
             )
         self.pieces: Mapping[int, str] = decoder
         self.verbs = VERB + AUXILIARY if has_auxiliaries else VERB
 
     def words(self, tokens: list[int]) -> tuple[tuple[str, ...], list[int]]:
-        """Return the words of token ids without start and end of text, and for each token the index of its word."""
+        """Return the words of a caption and, for each token, the index of its word.
+
+        Args:
+            tokens: token ids without the start and the end of text.
+        """
         words: list[str] = []
         word_of: list[int] = []
         pieces = ""
@@ -66,9 +71,9 @@ class Keywords:
         return (*words, pieces) if pieces else tuple(words), word_of  # a long caption may end within a word
 
     def find(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Mask nouns and verbs: two masks (B, L) for tokens (B, L), False at start, end and pads.
+        """Return a mask of nouns and a mask of verbs, (B, L) bool each, for tokens (B, L).
 
-        They are on the CPU, where the tokens are read, so that a caller can test them without a wait.
+        The masks are on the CPU, so that a caller can read them without waiting for a GPU.
         """
         host = tokens.cpu()
         nouns, verbs = (torch.zeros(tokens.shape, dtype=torch.bool, device="cpu") for _ in range(2))
@@ -83,23 +88,33 @@ class Keywords:
 
 
 def frame_of(tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Return masks (B, L) of the start and the end of text."""
+    """Return a mask of start-of-text and a mask of end-of-text tokens, (B, L) bool each, for tokens (B, L)."""
     position = torch.arange(tokens.shape[1], device=tokens.device)
     return (position == 0).expand(tokens.shape), position == tokens.argmax(dim=-1, keepdim=True)
 
 
 def recombine(tokens: Tensor, keywords: Tensor) -> Tensor:
-    """Build sentences (B, L) of the tokens marked in `keywords` (B, L), in order, zeros after the end of text."""
+    """Build sentences (B, L) of start of text, keywords in their order, end of text, and zeros.
+
+    Args:
+        tokens: (B, L) int64 captions.
+        keywords: (B, L) bool mask.
+    """
     start, end = frame_of(tokens)
     kept = keywords | start | end
-    order = (~kept).to(torch.int8).argsort(dim=1, stable=True)  # kept ones first
+    order = (~kept).to(torch.int8).argsort(dim=1, stable=True)  # kept tokens first
     return torch.where(kept, tokens, 0).gather(1, order)
 
 
 def encode_masked(tower: TextTower, tokens: Tensor, keywords: Tensor) -> Tensor:
-    """Encode captions (B, L) whose tokens attend only to keywords, start and end: (B, d), not normalised.
+    """Encode captions whose tokens attend only to keywords, start of text and end of text: (B, d), not normalized.
 
-    Every token stays at its position. With every word a keyword this is the tower itself.
+    Tokens do not change their positions. If all words are keywords, the result equals that of the tower.
+
+    Args:
+        tower: the text tower.
+        tokens: (B, L) int64 captions.
+        keywords: (B, L) bool mask.
     """
     start, end = frame_of(tokens)
     x, state = tower.embed(tokens)
@@ -125,7 +140,11 @@ def _block_with_mask(block: Any, visible: Tensor, x: Tensor, state: TokenState) 
 def mask_and_read(
     tower: TextTower, tokens: Tensor, keywords: Tensor, mode: MaskMode = "attention", filler: int = 0
 ) -> Tensor:
-    """Encode by MUW: (B, d), not normalised. CLIP has no mask token: attention is masked, or a filler id is used."""
+    """Encode captions by MUW: (B, d), not normalized.
+
+    CLIP lacks a mask token. Mode `attention` masks the attention to other tokens; mode `filler` uses the id `filler` in
+    their place. The other arguments are those of `encode_masked`.
+    """
     if mode == "attention":
         return encode_masked(tower, tokens, keywords)
     start, end = frame_of(tokens)
@@ -133,7 +152,10 @@ def mask_and_read(
 
 
 def average_keywords(tower: TextTower, tokens: Tensor, keywords: Tensor) -> Tensor:
-    """Encode by AKWE: the mean (B, d) of the keywords' joint embeddings in the whole caption; zero without any."""
+    """Encode captions by AKWE: the mean (B, d) of the joint embeddings of keywords; zero without a keyword.
+
+    The arguments are those of `encode_masked`.
+    """
     hidden, _ = tower.hidden(tokens)
     weight = keywords[:, : hidden.shape[1], None].to(hidden.dtype)
     return (hidden * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1)
@@ -142,7 +164,10 @@ def average_keywords(tower: TextTower, tokens: Tensor, keywords: Tensor) -> Tens
 def encoder(
     strategy: Strategy, mode: MaskMode = "attention", filler: int = 0
 ) -> Callable[[TextTower, Tensor, Tensor], Tensor]:
-    """Return the function (tower, tokens (B, L), keywords (B, L)) -> (B, d) of a strategy."""
+    """Return the function of a strategy, (tower, tokens (B, L), keywords (B, L)) -> (B, d).
+
+    `mode` and `filler` are arguments of `mask_and_read`; only `muw` uses them.
+    """
     if strategy == "muw":
         return lambda tower, tokens, keywords: mask_and_read(tower, tokens, keywords, mode, filler)
     if strategy == "rkw":

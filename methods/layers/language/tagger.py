@@ -1,13 +1,13 @@
-"""Tags nouns and verbs of a caption with rules and word lists, without downloads or training.
+"""Part-of-speech tagger for nouns and verbs of captions, with rules and word lists, without downloads or training.
 
-CAMoE (arXiv:2109.04290) uses a trained tagger. This one has about two thousand words and decides by a
-word's ending and by the preceding words. On 80 captions of MSR-VTT's test split (752 words), labelled by the author and
-not used before, it agreed on 97.5 % of the words: nouns with precision .95 and recall .98, verbs with .96 and .91 (a
-few rules have been added since). Its errors are mostly base forms tagged as nouns (`and smile`). Captions of another
-kind were not measured. Words of other languages are tagged as nouns.
+CAMoE (arXiv:2109.04290) uses a trained tagger. This one has about two thousand words, and decides by the ending of a
+word and by adjacent words. On 80 captions of MSR-VTT's test split (752 words), labeled by the author and not used
+before, 97.5 % of the tags were correct. Nouns had precision 0.95 and recall 0.98, verbs 0.96 and 0.91. A few rules have
+been added since. Most errors are base forms of verbs tagged as nouns (`and smile`). Other kinds of captions were not
+measured. Words of other languages are tagged as nouns.
 
-A word is looked up first (its `Kind`, kinds.py), then tagged by its context (its tag). Tags: N noun, V verb,
-X auxiliary (be, modals, and have and do before a verb), - everything else.
+Each word first gets a `Kind` (kinds.py), independent of its context, and then a tag, which depends on its context. The
+tags are N (noun), V (verb), X (auxiliary: be, modals, and have and do before a verb) and - (any other word).
 """
 
 from __future__ import annotations
@@ -28,26 +28,24 @@ OBJECTS = frozenset((K.DETERMINER, K.PRONOUN))  # kinds that can begin an object
 
 @lru_cache(maxsize=65536)
 def tag(words: tuple[str, ...]) -> str:
-    """Tag each word of a caption with one letter: N, V, X (auxiliary) or - (see the module docstring).
+    """Return one letter for each word of a caption: N, V, X or -, which the module's docstring explains.
 
     Args:
-        words: lower-case words and marks in their order; clitics ('s, 't) are words of their own.
+        words: lower-case words and punctuation marks, in order; clitics ('s, 't) are separate words.
     """
     return Sentence(words).tags()
 
 
 class Sentence:
-    """One caption, tagged from left to right."""
+    """A caption that is tagged from left to right."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = list(words)
         self.kinds = [kind_of(word) for word in self.words]
         self.done: list[str] = []
-        self.has_finite = False  # the clause already has its verb
-        self.is_relative = (
-            False  # the clause belongs to a noun, whose own verb may follow: a man who sings plays the piano
-        )
-        self.is_joined = False  # the clause has "and" between nouns: its subject is plural
+        self.has_finite = False  # the clause already has its finite verb
+        self.is_relative = False  # a relative clause occurred, after which another verb may follow: who sings plays
+        self.is_joined = False  # the clause has "and" between nouns, so its subject is plural
 
     def tags(self) -> str:
         for i, word in enumerate(self.words):
@@ -68,14 +66,14 @@ class Sentence:
         return self.kinds[i] if 0 <= i < len(self.words) else K.EDGE
 
     def _before(self, i: int) -> int:
-        """Find the nearest earlier word that is neither adverb nor negation; -1 if none exists."""
+        """Return the index of the nearest earlier word that is neither adverb nor negation; -1 if none exists."""
         i -= 1
         while i >= 0 and (self.kinds[i] is K.NOT or (self.kinds[i] is K.ADVERB and self.done[i] is OTHER)):
             i -= 1
         return i
 
     def _after(self, i: int) -> int:
-        """Find the nearest later word that is neither adverb nor negation."""
+        """Return the index of the nearest later word that is neither adverb nor negation; len(words) if none exists."""
         i += 1
         while i < len(self.words) and self.kinds[i] in (K.NOT, K.ADVERB):
             i += 1
@@ -111,13 +109,13 @@ class Sentence:
         return OTHER
 
     def _stands_alone_after_article(self, i: int) -> bool:
-        """Return whether a word is used as in `the singing of`, and not as in `the singing woman`."""
+        """Return whether a word is the noun after an article, as in `the singing of`, unlike `the singing woman`."""
         return (self._kind(i - 1) is K.DETERMINER or self._kind(i - 1) is K.POSSESSIVE) and self._kind(
             i + 1
         ) not in MODIFIABLE | OBJECTS | {K.ADVERB}
 
     def _judge_ing_noun(self, i: int) -> str:
-        """Tag words such as `painting`: noun in `a painting`, verb in `is painting`, `a man painting a wall`."""
+        """Tag a word such as `painting`: noun in `a painting`, verb in `is painting` and `a man painting a wall`."""
         if not any(stem in lists().verbs for stem in stems(self.words[i], "ing")):
             return NOUN
         before, after = self._before(i), self._kind(i + 1)
@@ -127,7 +125,7 @@ class Sentence:
         return VERB if is_person_doing else NOUN
 
     def _judge_modifier(self, i: int) -> str:
-        """Tag adjectives and adverbs: verbs in `to open`, nouns in `the left`, `a female is`."""
+        """Tag an adjective or adverb, which is a verb in `to open` and a noun in `the left` and `a female is`."""
         word, before, after = self.words[i], self._kind(self._before(i)), self._kind(i + 1)
         if word in lists().human_adjectives and after is K.ING:
             return NOUN
@@ -154,7 +152,7 @@ class Sentence:
         return before >= 0 and self.words[before] in lists().subjects
 
     def _judge_verb_form(self, i: int) -> str:
-        """Tag a base form or one in -s. Words of kind VERB are verbs, except after an article."""
+        """Tag the base form or the -s form of a verb. Words of kind VERB are verbs, except after most determiners."""
         word = self.words[i]
         base = base_form(word)
         is_s = word != base
@@ -184,11 +182,11 @@ class Sentence:
         return NOUN
 
     def _follows_singular_subject(self, i: int, is_s: bool) -> bool:
-        """Return whether a verb in -s follows a determiner that acts as a subject: `which shows`, `one plays`."""
+        """Return whether an -s form follows a determiner that acts as its subject: `which shows`, `one plays`."""
         return is_s and i > 0 and self.words[i - 1] in lists().singular_subjects
 
     def _judge_joined(self, i: int, conjunction: int, is_s: bool, is_thing: bool) -> str:
-        """Tag a word after `and`: as the word before it, or as a second verb of the same subject."""
+        """Tag a word after a conjunction such as `and`: a verb if it continues an earlier verb, otherwise a noun."""
         last = conjunction - 1
         while last >= 0 and self.done[last] is OTHER and self.kinds[last] in (K.ADVERB, K.PREPOSITION, K.MARK):
             last -= 1
@@ -199,13 +197,13 @@ class Sentence:
         return VERB if goes_on and VERB in self.done else NOUN
 
     def _judge_after_noun(self, i: int, noun: int, is_s: bool, is_thing: bool) -> str:
-        """Tag a word after a noun, verb in `man talks`, not in `dance steps`: a clause has one such verb."""
+        """Tag a word after a noun: a verb in `man talks`, a noun in `dance steps`. A clause has one finite verb."""
         has_object = self._kind(i + 1) in OBJECTS
         if is_s and has_object and self.is_relative:
             return VERB
         if self.has_finite or (is_thing and not has_object):
             return NOUN
-        if is_s or noun < i - 1:  # with an adverb between
+        if is_s or noun < i - 1:  # an adverb is between noun and word
             return VERB
         word = self.words[noun]
         ends_so = word.endswith("s") and not word.endswith("ss") and word not in lists().singular_in_s

@@ -1,1 +1,1 @@
-"""Loss functions of methods: contrastive, distillation, matching, dual softmax, simplex prototypes."""
+"""Loss functions of methods: contrastive, distillation, matching and dual softmax, and simplex prototypes."""

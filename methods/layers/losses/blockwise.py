@@ -1,8 +1,8 @@
 """InfoNCE of batches whose similarity matrix is too large to store.
 
-`contrastive` stores the logits of B pairs, (B, B), and as many numbers again for each direction: with 32,768
-pairs, as accumulated steps may have, 4 GB each. Here blocks of rows are computed twice, once for the loss and once for
-its gradient, with memory linear in B. The order of summation differs, so values differ by rounding.
+`contrastive` stores the logits (B, B) of B pairs, and a matrix of the same size for each direction. Each takes 4 GB
+for 32,768 pairs, which steps with gradient accumulation may have. Here blocks of rows are computed twice, once for the
+loss and once for its gradient, with memory linear in B. The order of summation differs, so values differ by rounding.
 
 Shapes: B pairs, R rows of a block, d features.
 """
@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-LARGE = 4096  # pairs from which blocks are used: a smaller matrix needs little memory compared with the encoders
+LARGE = 4096  # pairs from which blocks are used, because smaller matrices need little memory compared with the encoders
 ROWS = 1024  # rows of a block
 
 
@@ -29,22 +29,23 @@ def contrastive_in_blocks(
     """Compute `contrastive(scale * queries @ videos.mT, reduction, numbers)`, differentiable once.
 
     Args:
-        queries, videos: (B, d) float32 features of captions and of their videos.
+        queries: (B, d) float32 features of captions.
+        videos: (B, d) float32 features of the video of each caption.
         scale: scalar, 1 / temperature.
         reduction: see `contrastive`.
-        numbers: (B,) video numbers; if given, other pairs of the same video are not negatives.
+        numbers: (B,) video ids; if given, other pairs of the same video are not negatives.
     """
     both: Tensor = _InBlocks.apply(queries, videos, scale, numbers)
     return both if reduction == "sum" else both / 2
 
 
 class _InBlocks(torch.autograd.Function):
-    """Sum of both directions' cross-entropies, each a mean over B."""
+    """Function that sums the cross-entropies of both directions, each a mean over B."""
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, videos: Tensor, scale: Tensor, numbers: Tensor | None) -> Tensor:
         rows, highest = [], queries.new_full((len(queries),), -torch.inf)
-        total = torch.zeros_like(highest)  # of exp(z - highest) over the rows so far, for every column
+        total = torch.zeros_like(highest)  # sum of exp(z - highest) over the rows so far, for every column
         for _, logits in _blocks(queries, videos, scale, numbers):
             rows.append(logits.logsumexp(dim=1))
             higher = torch.maximum(highest, logits.amax(dim=0))
@@ -63,7 +64,7 @@ class _InBlocks(torch.autograd.Function):
         for start, logits in _blocks(queries, videos, scale, ctx.numbers):
             part = slice(start, start + len(logits))
             slope = (logits - by_row[part, None]).exp_().add_((logits - by_column).exp_())
-            slope.diagonal(start).sub_(2)  # the gradient in the logits, times B
+            slope.diagonal(start).sub_(2)  # the gradient with respect to the logits, times B
             of_scale += (slope * logits.masked_fill_(logits == -torch.inf, 0)).sum() / scale
             of_queries[part] = slope @ videos
             of_videos.addmm_(slope.mT, queries[part])
@@ -72,7 +73,7 @@ class _InBlocks(torch.autograd.Function):
 
 
 def _blocks(queries: Tensor, videos: Tensor, scale: Tensor, numbers: Tensor | None) -> Iterator[tuple[int, Tensor]]:
-    """Yield the index of the first row and logits (R, B); -inf where a pair is not a negative."""
+    """Yield, for each block, the index of its first row and its logits (R, B), -inf for excluded negatives."""
     for start in range(0, len(queries), ROWS):
         logits = (scale * queries[start : start + ROWS]) @ videos.mT
         if numbers is not None:

@@ -1,6 +1,6 @@
-"""Losses over a matrix of scaled similarities, captions x videos.
+"""Losses over a matrix of scaled similarities, captions x videos, with the pairs on its diagonal.
 
-Shapes: Z (B, B) with the pairs on its diagonal; B pairs, R reference videos.
+Shapes: B pairs, R reference videos, C classes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ def contrastive(logits: Tensor, reduction: Literal["mean", "sum"] = "mean", vide
 
     Args:
         logits: (B, B) similarities divided by the temperature; pair i is (i, i).
-        reduction: `mean` halves the sum of the two directions, as the papers write; `sum` does not, as
-            the released CTVR code.
-        videos: (B,) video numbers. If given, other pairs of the same video are not negatives.
+        reduction: `mean` averages the losses of the two directions, as in the papers; `sum` adds them, as in the
+            released CTVR code.
+        videos: (B,) video ids. If given, other pairs of the same video are not negatives.
     """
     if videos is not None:
         same = videos[:, None] == videos[None, :]
@@ -31,12 +31,13 @@ def contrastive(logits: Tensor, reduction: Literal["mean", "sum"] = "mean", vide
 
 
 def cross_task(logits: Tensor, references: Tensor) -> Tensor:
-    """Compute InfoNCE captions -> videos with the stored videos of former tasks as additional negatives.
+    """Compute InfoNCE captions -> videos with the stored videos of previous tasks as additional negatives.
 
-    FrameFusionMoE (arXiv:2503.10111), eq. 8. Without references it is one half of `contrastive`.
+    FrameFusionMoE (arXiv:2503.10111), eq. 8. Without references it equals the direction captions -> videos of
+    `contrastive`.
 
     Args:
-        logits: (B, B) scaled similarities of captions and their batch's videos.
+        logits: (B, B) scaled similarities of the captions and videos of a batch; pair i is (i, i).
         references: (B, R) scaled similarities of the captions and the stored videos.
     """
     target = torch.arange(len(logits), device=logits.device)
@@ -44,9 +45,12 @@ def cross_task(logits: Tensor, references: Tensor) -> Tensor:
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float = 2.0) -> Tensor:
-    """Compute T^2 KL(teacher || student) over rows (Hinton et al., arXiv:1503.02531); its gradient is 0 if both agree.
+    """Compute T^2 KL(teacher || student), averaged over rows (Hinton et al., arXiv:1503.02531).
 
-    Takes logits (B, C) of both; returns a scalar, averaged over rows.
+    Args:
+        student: (B, C) logits.
+        teacher: (B, C) logits.
+        temperature: T.
     """
     target = F.softmax(teacher.float() / temperature, dim=-1)
     logs = F.log_softmax(student.float() / temperature, dim=-1)

@@ -1,14 +1,15 @@
-"""Shared parts of distillation strategies: losses on answers and on relations, and features computed once per batch.
+"""Shared parts of distillation strategies: losses on scores and on relations, and features computed once per batch.
 
-Answers are scaled similarities (Q, V): `symmetric_distillation`. Relations are instance-wise relation distillation,
-Cha et al., "Co2L: Contrastive Continual Learning", arXiv:2106.14413, section 4.2, eq. 5-8. A pair's relations are
-the softmax of its similarities to all G pairs of the step; the student keeps the teacher's:
+`symmetric_distillation` distills scaled similarities (Q, V) of captions and videos. `kept_across` and `kept_within` are
+instance-wise relation distillation (Cha et al., "Co2L: Contrastive Continual Learning", arXiv:2106.14413, section 4.2,
+eq. 5-8). The relations of a pair are the softmax of its similarities to all G pairs of the step. The student is trained
+to have the relations of the teacher, which * marks:
 
-    L_IRD = -mean_i sum_j softmax(S*_i / kappa*)_j log softmax(S_i / kappa)_j        * is the teacher
+    L_IRD = -mean_i sum_j softmax(S*_i / kappa*)_j log softmax(S_i / kappa)_j
 
-a cross-entropy, whose least value is the teacher's entropy and not 0. `ird=cross` is our form for two
-modalities: S (G, G) of captions and videos with its diagonal, rows and columns averaged. `ird=intra` is the
-original form within each modality, without the diagonal, averaged over both.
+This cross-entropy has as its minimum the entropy of the teacher's relations, not 0. `ird=cross` is our form for two
+modalities: S (G, G) are similarities of captions and videos with the diagonal, and rows and columns are averaged.
+`ird=intra` is the original form within each modality, without the diagonal, averaged over both modalities.
 
 Shapes: B pairs, G pairs of all workers and groups, Q captions, V videos, T frames, L text length.
 """
@@ -34,17 +35,17 @@ from ctvr.methods.settings import require, setting
 def symmetric_distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """Compute T^2 KL(teacher || student) of scaled similarities (Q, V): mean over captions plus mean over videos.
 
-    The papers write cross-entropies, which differ by the teacher's entropy: another value, the same
-    gradient. This loss is 0 where both agree.
+    The papers write cross-entropies, which differ from it by the entropy of the teacher, so their gradients are equal.
+    This loss is 0 if student and teacher are equal.
     """
     return distillation(student, teacher, temperature) + distillation(student.mT, teacher.mT, temperature)
 
 
 def backbone_of(base: Method) -> Clip:
-    """Return the backbone of a retriever.
+    """Return the CLIP backbone of a retriever.
 
     Raises:
-        ValueError: if it has none.
+        ValueError: if the retriever lacks one.
     """
     clip = next((module for module in base.modules() if isinstance(module, Clip)), None)
     if clip is None:
@@ -53,32 +54,32 @@ def backbone_of(base: Method) -> Clip:
 
 
 def frozen_start(base: Method) -> Frozen:
-    """Copy and freeze the retriever at the start of its first task, including the parts that this task added."""
-    base.to(backbone_of(base).logit_scale.device)  # new parts are still on the device of their creation
+    """Return a frozen copy of the retriever; call it in the first task, after the retriever's own `begin_task`."""
+    base.to(backbone_of(base).logit_scale.device)  # modules that the task added may be on another device
     return Frozen(base)
 
 
 class EncodedOnce:
-    """Features of a batch, computed once: those of the retriever's own losses are reused."""
+    """Features of a batch, each computed once; features that the losses of the retriever computed are reused."""
 
     def __init__(self, base: Method, batch: Batch) -> None:
         self.base, self.batch = base, batch
         self._made: dict[str, Tensor] = {}
 
     def losses(self) -> dict[str, Tensor]:
-        """Compute the retriever's own losses and keep the features computed for them."""
+        """Return the losses of the retriever, and store the features that it computes for them."""
         names = ("encode_video", "encode_text")
         with patched(self.base, **{name: partial(self._keep, name, getattr(self.base, name)) for name in names}):
             return self.base.losses(self.batch)
 
     def videos(self) -> Tensor:
-        """Return features (B, ...) of this worker's videos."""
+        """Return features (B, ...) of the videos of this worker."""
         if "encode_video" not in self._made:
             self._made["encode_video"] = self.base.encode_video(self.batch.frames)
         return self._made["encode_video"]
 
     def texts(self) -> Tensor:
-        """Return features (B, ...) of this worker's captions."""
+        """Return features (B, ...) of the captions of this worker."""
         if "encode_text" not in self._made:
             self._made["encode_text"] = self.base.encode_text(self.batch.tokens)
         return self._made["encode_text"]
@@ -92,15 +93,20 @@ class EncodedOnce:
 
 @dataclass(frozen=True, kw_only=True)
 class RelationConfig:
-    """Settings of the distillation. Defaults are those of the original's code."""
+    """Settings of relation distillation; the default values are from the released code of Co2L."""
 
-    weight: float = setting(1.0, doc="weight of distillation lambda, eq. 8", unpublished=True, later=True, part="loss")
-    kappa: float = setting(0.2, doc="temperature of the student", unpublished=True, later=True, part="loss")
+    weight: float = setting(
+        1.0, doc="weight lambda of relation distillation, eq. 8", unpublished=True, later=True, part="loss"
+    )
+    kappa: float = setting(0.2, doc="temperature kappa of the student", unpublished=True, later=True, part="loss")
     kappa_teacher: float = setting(
         0.01, doc="temperature kappa* of the teacher", unpublished=True, later=True, part="loss"
     )
     ird: Literal["cross", "intra"] = setting(
-        "cross", doc="distilled relations: between the modalities, or within each", later=True, part="loss"
+        "cross",
+        doc="distilled relations: cross, between captions and videos; intra, within each modality",
+        later=True,
+        part="loss",
     )
 
     def __post_init__(self) -> None:
@@ -110,23 +116,36 @@ class RelationConfig:
 
 
 def kept_across(new: Tensor, old: Tensor, config: RelationConfig) -> Tensor:
-    """Compute L_IRD of similarities (G, G) between modalities: the mean of rows and columns."""
-    return (_kept(new, old, config) + _kept(new.mT, old.mT, config)) / 2
+    """Compute L_IRD between modalities, averaged over rows and columns.
+
+    Args:
+        new: (G, G) similarities of captions and videos by the student.
+        old: (G, G) similarities by the teacher.
+        config: temperatures.
+    """
+    return (_row_loss(new, old, config) + _row_loss(new.mT, old.mT, config)) / 2
 
 
 def kept_within(new: Sequence[Tensor], old: Sequence[Tensor], config: RelationConfig) -> Tensor:
-    """Compute L_IRD of unit features (G, d), one tensor for each modality, by eq. 5: the mean over modalities."""
-    both = [_kept(_others(x @ x.mT), _others(z @ z.mT), config) for x, z in zip(new, old, strict=True)]
+    """Compute L_IRD within each modality by eq. 5, averaged over the modalities.
+
+    Args:
+        new: unit features (G, d) of the student, one tensor for each modality.
+        old: unit features (G, d) of the teacher.
+        config: temperatures.
+    """
+    pairs = zip(new, old, strict=True)
+    both = [_row_loss(_off_diagonal(x @ x.mT), _off_diagonal(z @ z.mT), config) for x, z in pairs]
     return torch.stack(both).mean()
 
 
-def _kept(new: Tensor, old: Tensor, config: RelationConfig) -> Tensor:
-    """Compute eq. 6 over rows of similarities."""
+def _row_loss(new: Tensor, old: Tensor, config: RelationConfig) -> Tensor:
+    """Compute eq. 6, averaged over the rows of similarities of student and teacher."""
     return F.cross_entropy(new / config.kappa, (old / config.kappa_teacher).softmax(dim=-1))
 
 
-def _others(similarities: Tensor) -> Tensor:
-    """Remove the diagonal of (G, G): (G, G - 1)."""
+def _off_diagonal(similarities: Tensor) -> Tensor:
+    """Return the rows without their diagonal elements: (G, G) -> (G, G - 1)."""
     size = len(similarities)
     keep = ~torch.eye(size, dtype=torch.bool, device=similarities.device)
     return similarities[keep].view(size, size - 1)

@@ -1,6 +1,6 @@
-"""Simplex equiangular tight frames: class directions with maximal equal angles.
+"""Simplex equiangular tight frames (ETF): one unit vector per class, with equal and maximal angles between classes.
 
-StructAlign (SIGIR 2026), eqs. 7-8, 10 and 13; after Papyan et al., arXiv:2008.08186.
+StructAlign (SIGIR 2026), eqs. 7-8, 10 and 13, based on Papyan et al., arXiv:2008.08186.
 
 Shapes: C classes, d joint embedding.
 """
@@ -25,18 +25,18 @@ def simplex_etf(num_classes: int, dim: int, frame: Frame = "orthonormal", seed: 
     """Compute P* of eq. 7, one unit row for each class: (C, d) float64.
 
     Args:
-        num_classes: C, at least 2 and at most `dim`.
+        num_classes: C, at least 2; at most `dim`, if `frame` is `orthonormal`.
         dim: d.
-        frame: U of eq. 7. `orthonormal`: U^T U = I, so that different rows have the inner
-            product -1 / (C - 1) exactly. `gaussian`: the released code's random matrix, whose rows
-            are normalised afterwards and have that inner product on average only; drawn in float32.
-        seed: of U, drawn on the CPU whatever the training device.
+        frame: U of eq. 7. `orthonormal`: U^T U = I, so that different rows have the inner product -1 / (C - 1).
+            `gaussian`: a random float32 matrix as in the released code; rows are normalized afterwards, and have that
+            inner product on average only.
+        seed: seed of U, which is drawn on the CPU on every training device.
 
     Raises:
         ValueError: if C is out of range.
     """
     if num_classes < 2:
-        raise ValueError(f"a simplex of classes needs at least 2 of them, got {num_classes}.")
+        raise ValueError(f"a simplex needs at least 2 classes, got {num_classes}.")
     if num_classes > dim and frame == "orthonormal":
         raise SettingError(
             f"{num_classes} classes do not fit into {dim} dimensions with equal angles (StructAlign needs d >= C)",
@@ -53,22 +53,31 @@ def simplex_etf(num_classes: int, dim: int, frame: Frame = "orthonormal", seed: 
 
 
 def make_head(dim: int, kind: Head) -> nn.Module:
-    """Build g of eq. 10, which maps tokens (..., d) to the prototypes' space: an MLP, or the release's fixed matrix."""
+    """Build g of eq. 10, which maps tokens (..., d) to the space of the prototypes (..., d).
+
+    `mlp` has two layers. `frozen_linear` is a random matrix without bias, as in the released code, and is not trained.
+    """
     if kind == "frozen_linear":
         return nn.Linear(dim, dim, bias=False)
     return nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
 
 
 def misalignment(text: Tensor, video: Tensor, p: Tensor) -> Tensor:
-    """Compute eq. 13 for features (B, d) of pairs whose categories have the unit prototypes p (B, d); in [0, 4]."""
+    """Compute eq. 13, 2 - cos(text, p) - cos(video, p), averaged over pairs: a scalar in [0, 4].
+
+    Args:
+        text: (B, d) features of captions.
+        video: (B, d) features of videos.
+        p: (B, d) unit prototype of the category of each pair.
+    """
     return (2 - (l2_normalize(text) * p).sum(dim=-1) - (l2_normalize(video) * p).sum(dim=-1)).mean()
 
 
 class CategoryPrototypes(nn.Module):
-    """Prototypes of a stream's categories, which take simplex rows in order of first appearance."""
+    """Prototypes of a stream's categories: rows of a simplex, assigned in order of first appearance."""
 
     reference: Tensor  # (C, d) P* of eq. 7; empty before the first task
-    learned: nn.Parameter | None  # (C, d), if prototypes are learned
+    learned: nn.Parameter | None  # (C, d) learned prototypes; None if they are fixed
     order: Tensor  # (n,) int64: category order[i] has row i
 
     def __init__(self, dim: int, frame: Frame, is_learned: bool, num_classes: int | None = None) -> None:
@@ -79,7 +88,12 @@ class CategoryPrototypes(nn.Module):
         self.register_parameter("learned", None)
 
     def begin(self, name: str, categories: Sequence[int], num_categories: int) -> None:
-        """Assign a row to each new category of task `name`; `num_categories` counts those of the whole stream.
+        """Assign a row of the simplex to each new category of a task.
+
+        Args:
+            name: name of the task, for the error message.
+            categories: indices of the task's categories.
+            num_categories: number of categories of the whole stream.
 
         Raises:
             ValueError: if the simplex has too few rows.
@@ -95,21 +109,21 @@ class CategoryPrototypes(nn.Module):
         if len(self.order) > len(self.reference):
             raise SettingError(
                 f"<etf_num_classes> is {len(self.reference)}, but {name} brings category number {len(self.order)}",
-                "Use <etf_num_classes>=none for the stream's own number, or a larger one.",
+                "Use <etf_num_classes>=none for the stream's number of categories, or a larger value.",
             )
 
     def all(self) -> Tensor:
-        """Return P, (C, d) unit rows."""
+        """Return all prototypes P, unit rows (C, d)."""
         return self.reference if self.learned is None else l2_normalize(self.learned)
 
     def indices(self, categories: Tensor) -> Tensor:
-        """Return the row of P for each category (B,)."""
+        """Return the index (B,) of the row of P of each category (B,)."""
         return (categories[:, None] == self.order).int().argmax(dim=1)
 
     def of(self, categories: Tensor) -> Tensor:
-        """Return prototypes (B, d) of categories (B,)."""
+        """Return the prototype of each category: (B,) -> (B, d)."""
         return self.all()[self.indices(categories)]
 
     def penalty(self) -> Tensor:
-        """Compute ||P - P*||^2 of learned prototypes."""
+        """Compute ||P - P*||^2, the squared distance of learned prototypes from the simplex."""
         return (self.all() - self.reference).square().sum()

@@ -1,12 +1,14 @@
-"""UMT's two losses: contrastive (VTC), and matching of pairs by the fusion layers with hard negatives (VTM).
+"""The two losses of UMT: contrastive (VTC), and matching of pairs by the fusion layers with hard negatives (VTM).
 
-Li et al., arXiv:2303.16058, as its authors' code computes them (after ALBEF, arXiv:2107.07651):
+Li et al., arXiv:2303.16058, as the authors' code computes them (based on ALBEF, arXiv:2107.07651). s are cosines of
+captions and frames, averaged over the frames of a video.
 
-    s = mean over frames of cosines;  VTC: soft cross-entropies of s / temp, captions of one video share its mass
-    VTM: for each caption one negative video and for each video one negative caption, drawn by softmax(s / temp) of the
-    worker's own batch; cross-entropy of the head's two logits over B pairs and 2 B negatives, 1 is a match
+- VTC: soft cross-entropies of s / temp, in which captions of one video share the target probability.
+- VTM: each caption gets one negative video, and each video one negative caption, drawn from the worker's batch with
+  probability softmax(s / temp). The loss is the cross-entropy of the head's two logits over B pairs and 2 B negatives;
+  class 1 is a match.
 
-Shapes: B pairs, S (B, B) captions x videos, already divided by temp.
+Shapes: B pairs.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from torch import Tensor
 
 
 def shared_contrastive(scores: Tensor, videos: Tensor) -> Tensor:
-    """Compute VTC: mean of both directions' cross-entropies; captions of one video share the target mass.
+    """Compute VTC, the mean of the cross-entropies of both directions; pairs of one video share the target probability.
 
     Args:
-        scores: (B, B) similarities divided by the temperature.
-        videos: (B,) equal numbers are the same video.
+        scores: (B, B) similarities, captions x videos, divided by the temperature.
+        videos: (B,) video ids.
     """
     same = (videos[:, None] == videos[None, :]).to(scores.dtype)
     target = same / same.sum(dim=1, keepdim=True)
@@ -31,26 +33,28 @@ def shared_contrastive(scores: Tensor, videos: Tensor) -> Tensor:
 
 @torch.no_grad()
 def negative_weights(scores: Tensor, videos: Tensor, hard: bool = True) -> Tensor:
-    """Weight each column as a negative of a row: (B, B), 0 where both are of one video, not normalised.
+    """Return the weights (B, B) by which a negative column is drawn for each row; pairs of one video have weight 0.
+
+    The weights of a row need not sum to 1.
 
     Args:
-        scores: (B, B); transposed, they are those of captions for videos.
-        videos: (B,) of rows and columns.
-        hard: weight by the softmax over the row; False: equal weights.
+        scores: (B, B) similarities divided by the temperature, captions x videos; transposed to draw captions.
+        videos: (B,) video ids of rows and columns.
+        hard: whether weights are the softmax over the row; otherwise they are equal.
 
     Raises:
-        ValueError: if a row has no negative, as in a batch of one video.
+        ValueError: on a CPU, if a row has no negative, for example because all pairs are of one video.
     """
     same = videos[:, None] == videos[None, :]
-    if same.device.type == "cpu" and bool(same.all(dim=1).any()):  # on a GPU this check would synchronise
-        raise ValueError("pairs are matched against other videos of a batch, and this one has a single video.")
+    if same.device.type == "cpu" and bool(same.all(dim=1).any()):  # on a GPU this check would wait for the GPU
+        raise ValueError("matching needs at least two different videos in a batch, and this batch has only one.")
     weights = scores.float().softmax(dim=1) if hard else torch.ones_like(scores, dtype=torch.float32)
-    weights = weights.clamp_min(torch.finfo(torch.float32).tiny)  # a row whose own pair has all the mass can still draw
+    weights = weights.clamp_min(torch.finfo(torch.float32).tiny)  # so that a row can be drawn from if softmax gives 0
     return weights.masked_fill(same, 0.0)
 
 
 def matching(logits: Tensor) -> Tensor:
-    """Compute VTM: cross-entropy of the logits (3B, 2) of B pairs and then 2 B negatives; logit 1 is a match."""
+    """Compute VTM, the cross-entropy of logits (3B, 2): B pairs (class 1), then 2 B negatives (class 0)."""
     pairs = len(logits) // 3
     target = (torch.arange(len(logits), device=logits.device) < pairs).long()
     return F.cross_entropy(logits, target)

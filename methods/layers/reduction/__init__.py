@@ -1,1 +1,1 @@
-"""Reduce the tokens of the video tower: reducers, their settings and the plan of their steps."""
+"""Reduction of the tokens of the vision tower: reducers, their settings and the schedules of their steps."""

@@ -1,7 +1,7 @@
 """Settings of token reduction: one dataclass for each reducer, selected by `reducer.name`.
 
-A method declares the group by `group(REDUCERS, ...)` of methods/settings.py, or `group(TRAINED_REDUCERS, ...)` if it
-calls `TokenReducer.after_step` and trains the rates of a search.
+A method declares the group with `group(REDUCERS, ...)` (methods/settings.py). A method that calls
+`TokenReducer.after_step` and trains the rates of a search declares `group(TRAINED_REDUCERS, ...)` instead.
 """
 
 from __future__ import annotations
@@ -17,65 +17,76 @@ ReducerName = Literal["none", "tome", "tome_shared", "tempme", "evit", "sta", "d
 
 @dataclass(frozen=True, kw_only=True)
 class ReducerConfig:
-    """No token reduction; the base of the others. None and () are filled in from the backbone and the frames."""
+    """Settings of no token reduction, and base class of the others; None and () mean a default for the backbone."""
 
-    joins_frames: ClassVar[bool] = False  # needs all frames of a video
+    joins_frames: ClassVar[bool] = False  # whether the reducer needs all frames of a video together
 
     name: ReducerName = "none"
 
     @property
     def required_num_frames(self) -> int | None:
-        """Return the only number of frames that the schedule fits; None if it fits any."""
+        """Return the number of frames that the schedule requires; None if it fits any number."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToMeConfig(ReducerConfig):
-    """ToMe, with a plan for each frame or, as `tome_shared`, one for all frames of a video."""
+    """Settings of ToMe, with one merge plan for each frame (`tome`) or for all frames of a video (`tome_shared`)."""
 
     name: Literal["tome", "tome_shared"] = "tome"
     r: int | tuple[int, ...] | None = setting(
         None,
-        doc="tokens merged in each frame and block; several: one for each of the first blocks, others merge none; "
-        "none: the paper's 2 of 49 or 10 of 196 patches",
+        doc="tokens merged in each frame per block; a list has one value for each of the first blocks, and later "
+        "blocks do not merge; none: the paper's 2 of 49 or 10 of 196 patches",
     )
-    inflection: float = setting(0.0, doc="slope of the schedule: from 2 r to 0 (-1), constant (0) or from 0 to 2 r (1)")
-    proportional: bool = setting(True, doc="attention in proportion to the number of patches in a token")
+    inflection: float = setting(0.0, doc="slope of r over the blocks: -1, from 2 r to 0; 0, constant; 1, from 0 to 2 r")
+    proportional: bool = setting(True, doc="whether attention weights a token by its number of patches")
 
     def __post_init__(self) -> None:
-        _check_counts("r", self.r, "merge nothing within frames")
+        _check_counts("r", self.r, "disable merging within frames")
         require(self, "in [-1, 1]", "inflection", hint="Use 0 for one r in every block.")
         if isinstance(self.r, tuple) and self.inflection:
-            raise SettingError(f"<r>={','.join(map(str, self.r))}: with inflection, r is one number")
+            listed = ",".join(map(str, self.r))
+            raise SettingError(f"<r>={listed}: must be a single value if <inflection> is not 0")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TempMeReducerConfig(ReducerConfig):
-    """TempMe: merging within frames, then across clips that grow to the whole video."""
+    """Settings of TempMe, which merges within frames, then across clips that are joined until they span the video."""
 
     joins_frames = True
 
     name: Literal["tempme"] = "tempme"
     r: int | None = setting(
-        None, doc="tokens merged in each frame and block; none: the paper's 2 of 49 or 10 of 196 patches"
+        None, doc="tokens merged in each frame per block; none: the paper's 2 of 49 or 10 of 196 patches"
     )
-    proportional: bool = setting(True, doc="attention in proportion to the number of patches in a token")
-    num_frames: int = setting(12, doc="T; must equal data.num_frames")
+    proportional: bool = setting(True, doc="whether attention weights a token by its number of patches")
+    num_frames: int = setting(12, doc="number of frames T of a video; must equal data.num_frames")
     keep_cross: int | None = setting(
-        None, doc="R_C in percent; none: 70 up to 64 patches a frame (B/32), else 60 (B/16)"
+        None,
+        doc="percentage R_C of tokens kept when clips are joined; none: 70 for at most 64 patches per frame (B/32), "
+        "60 for more (B/16)",
     )
-    keep_intra: int | None = setting(None, doc="R_I in percent; none: 90 up to 64 patches a frame, else 80")
+    keep_intra: int | None = setting(
+        None,
+        doc="percentage R_I of tokens kept by merging within clips; none: 90 for at most 64 patches per frame, 80 for "
+        "more",
+    )
     clip_blocks: tuple[int, ...] = setting(
-        (), doc="blocks that join clips, from 0 (the paper counts from 1); (): 8, 9, 10 of 12 blocks"
+        (), doc="indices of the blocks that join clips, from 0 (the paper counts from 1); (): 8, 9, 10 of 12 blocks"
     )
     clip_groups: tuple[int, ...] = setting(
-        (), doc="clips joined in each of these blocks; (): 2, 2, 3 for 12 frames, 4, 4, 4 for 64"
+        (),
+        doc="number of clips joined into one in each block of `clip_blocks`; (): 2, 2, 3 for 12 frames, 4, 4, 4 for 64",
     )
     join_clips: bool = setting(
-        True, doc='joined clips; false: the same rates within single frames ("token reduction only", table 9)'
+        True,
+        doc="whether clips are joined; otherwise the rates apply within frames (`token reduction only` of table 9)",
     )
     positions: Literal["always", "merging", "none"] = setting(
-        "always", doc="blocks with clip positions; merging: as in the released code"
+        "always",
+        doc="learned clip positions: always, in all blocks that join clips; merging, only in those that also merge "
+        "(released code); none, in no block",
     )
 
     @property
@@ -83,37 +94,41 @@ class TempMeReducerConfig(ReducerConfig):
         return self.num_frames
 
     def __post_init__(self) -> None:
-        _check_counts("r", self.r, "merge nothing within frames")
+        _check_counts("r", self.r, "disable merging within frames")
         require(self, ">= 1", "num_frames")
-        require(self, "in (0, 100]", "keep_cross", "keep_intra", hint="Write 100 to merge nothing.")
+        require(self, "in (0, 100]", "keep_cross", "keep_intra", hint="Use 100 to disable merging.")
         _check_rising("clip_blocks", self.clip_blocks)
         if self.clip_groups and (min(self.clip_groups) < 2 or self.num_frames % math.prod(self.clip_groups)):
             raise SettingError(
-                f"<clip_groups>={self.clip_groups} must be numbers above 1 whose product divides "
+                f"<clip_groups>={self.clip_groups} must be integers above 1 whose product divides "
                 f"<num_frames>={self.num_frames}"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class EViTConfig(ReducerConfig):
-    """EViT: the class token keeps the patches that it attends to most."""
+    """Settings of EViT, which keeps the patches that the class token attends to most."""
 
     name: Literal["evit"] = "evit"
-    stages: tuple[int, ...] = setting((), doc="blocks in which it acts, from 0; (): 3, 6, 9 of 12")
-    keep_rate: float = setting(0.7, doc="share of the patches kept in each of the stages")
-    fuse: bool = setting(True, doc="fusion of the removed patches into one token")
+    stages: tuple[int, ...] = setting(
+        (), doc="indices of the blocks that remove patches, from 0; (): 3, 6, 9 of 12 blocks"
+    )
+    keep_rate: float = setting(0.7, doc="share of the patches kept in each block of `stages`")
+    fuse: bool = setting(True, doc="whether to fuse the removed patches into one token")
 
     def __post_init__(self) -> None:
         _check_rising("stages", self.stages)
-        require(self, "in (0, 1]", "keep_rate", hint="Write <keep_rate>=1 to keep all.")
+        require(self, "in (0, 1]", "keep_rate", hint="Use <keep_rate>=1 to keep all patches.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnnealedEViTConfig(EViTConfig):
-    """EViT whose rate may fall during training."""
+    """Settings of EViT whose keep rate may decrease during training."""
 
-    anneal_from: int = setting(0, doc="optimizer steps before patches are removed in training")
-    anneal_steps: int = setting(0, doc="further steps in which the rate falls from 1; 0: the full rate at once")
+    anneal_from: int = setting(0, doc="number of optimizer steps before patches are removed in training")
+    anneal_steps: int = setting(
+        0, doc="number of further steps in which the keep rate decreases from 1; 0: it is used at once"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,86 +137,100 @@ class AnnealedEViTConfig(EViTConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class STAConfig(ReducerConfig):
-    """STA: patches of a video that resemble their neighbours in space and time are removed."""
+    """Settings of STA, which removes patches that resemble patches of the previous frame and have small features."""
 
     name: Literal["sta"] = "sta"
     r: int | tuple[int, ...] | None = setting(
         None,
-        doc="patches removed from each frame in each stage; none: 10, 9, 9 of 49, which cost as much as TempMe's "
-        "table 2 prints (without r)",
+        doc="patches removed from each frame in each stage; none: 10, 9, 9 of 49 patches, chosen for the "
+        "multiply-adds in TempMe's table 2, which does not print r",
     )
-    stages: tuple[int, ...] = setting((), doc="blocks after which it acts, from 0; (): 0, 4, 8 of 12")
+    stages: tuple[int, ...] = setting(
+        (), doc="indices of the blocks after which patches are removed, from 0; (): 0, 4, 8 of 12 blocks"
+    )
 
     def __post_init__(self) -> None:
-        _check_counts("r", self.r, "remove nothing")
+        _check_counts("r", self.r, "keep all patches")
         _check_rising("stages", self.stages)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiffRateConfig(ReducerConfig):
-    """DiffRate: a schedule of pruned and merged patches for every block."""
+    """Settings of DiffRate: numbers of tokens that each block keeps by pruning and by merging."""
 
     name: Literal["diffrate"] = "diffrate"
     prune_to: tuple[int, ...] = setting(
-        (), doc="K_p of every block, including the class token; (): the released MAE-B 11.5 for a B/16, else ours"
+        (),
+        doc="number K_p of tokens kept by pruning in each block, with the class token; (): the released schedule MAE-B "
+        "11.5 for a B/16, or our schedule for other towers",
     )
-    merge_to: tuple[int, ...] = setting((), doc="K_m of every block, as prune_to")
-    proportional: bool = setting(True, doc="attention in proportion to the number of patches in a token")
+    merge_to: tuple[int, ...] = setting(
+        (), doc="number K_m of tokens kept by merging in each block, with the class token; (): see prune_to"
+    )
+    proportional: bool = setting(True, doc="whether attention weights a token by its number of patches")
 
     def __post_init__(self) -> None:
         if len(self.prune_to) != len(self.merge_to) or min((*self.prune_to, *self.merge_to), default=2) < 2:
             raise SettingError(
-                f"<prune_to>={self.prune_to} and <merge_to>={self.merge_to} must be equally many numbers >= 2"
+                f"<prune_to>={self.prune_to} and <merge_to>={self.merge_to} must have equally many values, all >= 2"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchedDiffRateConfig(DiffRateConfig):
-    """DiffRate whose schedule may be searched in the first task."""
+    """Settings of DiffRate whose schedule may be searched in the first task."""
 
     search_macs: float | None = setting(
-        None, doc="target of a search of rates, in 10^9 multiply-adds a frame; it trains rates only, in the first task"
+        None,
+        doc="target of the search in 10^9 multiply-adds per frame; the first task then trains the rates only; none: "
+        "no search",
     )
-    search_step: int = setting(4, doc="patches between two candidates of the search", exact=True)
-    lr_rates: float = setting(0.01, doc="learning rate of the search, DiffRate's")
+    search_step: int = setting(4, doc="difference of successive candidates for the number of kept patches", exact=True)
+    lr_rates: float = setting(0.01, doc="learning rate of the search, from DiffRate")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, ">= 1", "search_step")
         require(self, "> 0", "search_macs")
         if self.search_macs is not None and self.prune_to:
-            raise SettingError("<search_macs> finds <prune_to> and <merge_to>; omit it or them")
+            raise SettingError("<search_macs> searches <prune_to> and <merge_to>", "Omit it, or omit both of them.")
         require(self, ">= 0", "lr_rates")
         if self.search_macs is None and self.lr_rates != SearchedDiffRateConfig.lr_rates:
-            raise SettingError("<lr_rates> is the rate of a search; write <search_macs> too, or leave it out")
+            raise SettingError("<lr_rates> applies only with <search_macs>", "Set <search_macs>, or omit <lr_rates>.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TESTAConfig(ReducerConfig):
-    """TESTA: merging of frames and of patches, around a temporal attention."""
+    """Settings of TESTA, which adds temporal attention and merges frames and patches."""
 
     joins_frames = True
 
     name: Literal["testa"] = "testa"
     r: int | tuple[int, ...] | None = setting(
         None,
-        doc="tokens merged in each frame and block; several: one for each of the first blocks, others merge none; "
-        "none: 2 of 49 or 10 of 196 patches",
+        doc="tokens merged in each frame per block; a list has one value for each of the first blocks, and later "
+        "blocks do not merge; none: 2 of 49 or 10 of 196 patches",
     )
-    stages: tuple[int, ...] = setting((), doc="blocks with temporal attention, from 0; (): 8 to 11 of 12")
+    stages: tuple[int, ...] = setting(
+        (), doc="indices of the blocks with temporal attention, from 0; (): 8 to 11 of 12 blocks"
+    )
     r_frames: int | tuple[int, ...] | None = setting(
         None,
-        doc="frames merged in each of the stages; none: numbers that cost as much as TempMe's table 2 prints "
-        "(without them)",
+        doc="frames merged in each stage; none: values chosen for the multiply-adds in TempMe's table 2, which does "
+        "not print them",
     )
-    temporal_rank: int = setting(8, doc="rank of LoRA on the temporal attention")
+    temporal_rank: int = setting(8, doc="rank of LoRA in the temporal attention")
     temporal_gate: Literal["scalar", "linear"] = setting(
-        "scalar", doc="gate of the temporal attention; linear: the release's layer, also 0 at first", exact=True
+        "scalar",
+        doc="gate of the temporal attention, initially 0: scalar, a factor; linear, a linear layer (released code)",
+        exact=True,
     )
-    one_class: bool = setting(False, doc="equal class tokens in all frames of a video, as in the release", exact=True)
+    one_class: bool = setting(
+        False, doc="whether the class tokens of all frames of a video are equal, as in the released code", exact=True
+    )
 
     def __post_init__(self) -> None:
-        _check_counts("r", self.r, "merge nothing within frames")
+        _check_counts("r", self.r, "disable merging within frames")
         _check_counts("r_frames", self.r_frames, "keep all frames")
         _check_rising("stages", self.stages)
         require(self, ">= 1", "temporal_rank")
@@ -223,9 +252,9 @@ TRAINED_REDUCERS = {**REDUCERS, "evit": AnnealedEViTConfig, "diffrate": Searched
 def _check_counts(name: str, counts: int | tuple[int, ...] | None, effect: str) -> None:
     numbers = counts if isinstance(counts, tuple) else () if counts is None else (counts,)
     if any(number < 0 for number in numbers):
-        raise SettingError(f"<{name}> must be >= 0, got {counts}", f"Write <{name}>=0 to {effect}.")
+        raise SettingError(f"<{name}> must be >= 0, got {counts}", f"Use <{name}>=0 to {effect}.")
 
 
 def _check_rising(name: str, blocks: tuple[int, ...]) -> None:
     if blocks and list(blocks) != sorted(set(blocks)):
-        raise SettingError(f"<{name}> must rise, got {blocks}")
+        raise SettingError(f"<{name}> must be in strictly ascending order, got {blocks}")

@@ -1,18 +1,19 @@
-"""DiffRate at fixed rates: rank by the class token, cut the tail, merge the next (Chen et al., arXiv:2305.17997).
+"""DiffRate with given rates: pruning and merging of the patches to which the class token attends least.
 
-After the released code (OpenGVLab/DiffRate, inference): between attention and MLP, tokens x with sizes s,
+Chen et al., arXiv:2305.17997, as in the inference of the released code (OpenGVLab/DiffRate). Between attention and MLP
+of a block, for tokens x with sizes s:
 
-    a = mean over heads of softmax(q k^T / sqrt(D / H) + log s)[class];   patches in falling order of a
-    prune:  the class token and the first K_p - 1 patches stay
-    merge:  of these, patches from rank K_m on join the patch before rank K_m that is most like them (cosine of x)
-            x_t <- plain mean of x_t and all that join it;   s_t <- s_t + sum s_j cos(j, t)
+    a = mean over heads of softmax(q k^T / sqrt(D / H) + log s)[class];   patches are sorted by a, largest first
+    prune:  the class token and the first K_p - 1 patches are kept
+    merge:  of these, each patch from rank K_m on joins the patch before rank K_m with the largest cosine of x
+            x_t <- unweighted mean of x_t and all x_j that join it;   s_t <- s_t + sum s_j cos(j, t)
 
-K counts the class token. The rates are numbers here; diffrate_search.py finds them. The release sorts in every block;
-here the order changes only where tokens leave, which does not affect features. A negative cosine can make a size of the
-release zero or negative (log: NaN); here sizes stay positive. Prompts are our addition: they stay in front and are
-neither ranked nor joined.
+K_p and K_m include the class token. They are given here, and searched in diffrate_search.py. The released code sorts in
+every block. Here only blocks that remove tokens sort, which does not affect features. In the released code a negative
+cosine can make a size zero or negative, and its logarithm NaN; here sizes are clamped to positive values. Prompts are
+our addition: they stay before the patches, and are neither ranked nor merged.
 
-Shapes: G frames, N tokens, D width.
+Shapes: G frames, N tokens, P ranked tokens, C width of compared vectors, D width, H heads.
 """
 
 from __future__ import annotations
@@ -31,18 +32,21 @@ from ctvr.methods.layers.reduction.plan import Step, TokenReducer, tokens_at
 _LEAST_SIZE = 1e-6
 # tokens of a frame and blocks -> (K_p, K_m) of every block
 SCHEDULES: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {
-    # Released as MAE-B 11.5. On 12 frames 12 x 49 tokens are left, as in TempMe's Table 1, which names no schedule
+    # Released as MAE-B 11.5. It leaves 49 tokens in each of 12 frames, as in TempMe's Table 1, which lacks the schedule
     (197, 12): (
         (197, 196, 182, 172, 162, 147, 131, 109, 101, 94, 70, 49),
         (197, 192, 178, 164, 150, 133, 115, 101, 96, 82, 49, 49),
     ),
-    # Ours: none is released for a B/32. The one above, scaled to Table 1's 12 x 20 tokens at 36.8
+    # Our schedule for a B/32, for which none is released: the above, scaled to the 12 x 20 tokens of Table 1 at 36.8
     (50, 12): ((50, 50, 46, 43, 40, 37, 33, 28, 27, 26, 22, 20), (50, 49, 45, 41, 37, 33, 30, 27, 26, 24, 20, 20)),
 }
 
 
 def schedule(blocks: int, tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return K_p and K_m of every block: those of SCHEDULES, or the released ones in proportion for other towers."""
+    """Return the numbers of tokens that each block keeps by pruning (K_p) and by merging (K_m).
+
+    Towers that SCHEDULES lacks get the released schedule of a B/16, scaled to their blocks and tokens.
+    """
     if (tokens, blocks) in SCHEDULES:
         return SCHEDULES[tokens, blocks]
     at = [block * 11 // max(1, blocks - 1) for block in range(blocks)]
@@ -55,19 +59,19 @@ def schedule(blocks: int, tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]
 def compress(
     x: Tensor, size: Tensor | None, row: Tensor, prune: int, merge: int, first: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Rank the tokens after the first `first`, cut them to `prune` and merge these into `merge`.
+    """Rank the tokens after the first `first`, keep the first `prune` of them, and merge these into `merge` tokens.
 
     Args:
-        x: (G, N, D).
-        size: (G, N, 1); None: all ones.
-        row: (G, N - first) attention of the class token; only its order counts.
-        prune: number of ranked tokens that stay.
-        merge: number of tokens after merging, at least 1.
+        x: (G, N, D) tokens.
+        size: (G, N, 1) sizes; if None, all are 1.
+        row: (G, N - first) attention of the class token; only its order is used.
+        prune: number of ranked tokens that are kept.
+        merge: number of ranked tokens after merging, at least 1.
         first: number of leading tokens, which are unchanged.
 
     Returns:
-        (G, first + merge, D) and the sizes (G, first + merge, 1), or None if nothing was merged yet. The choice and
-        the sizes have no gradient. If nothing is cut or merged, the inputs.
+        tokens (G, first + merge, D) and sizes (G, first + merge, 1), which are None if `size` is None and no token is
+        merged. The selection and the sizes do not have a gradient. If no token is removed, the inputs are returned.
     """
     candidates = row.shape[1]
     prune, merge = min(prune, candidates), min(merge, candidates)
@@ -91,10 +95,16 @@ def compress(
 
 
 def merge_ranked(x: Tensor, metric: Tensor, size: Tensor, kept: int) -> tuple[Tensor, Tensor]:
-    """Merge tokens after rank `kept` into the most similar ones before it.
+    """Merge each token from rank `kept` on into the most similar token of lower rank.
 
-    Takes x (G, P, D), most important first, the compared vectors (G, P, C) and sizes (G, P, 1). Returns
-    (G, kept, D) and (G, kept, 1).
+    Args:
+        x: (G, P, D) tokens, most important first.
+        metric: (G, P, C) vectors that are compared.
+        size: (G, P, 1) sizes.
+        kept: number of tokens after merging.
+
+    Returns:
+        tokens (G, kept, D) and sizes (G, kept, 1).
     """
     cosine, joins = most_alike(metric, kept)
     grown = size[:, :kept].scatter_add(1, joins, size[:, kept:] * cosine)
@@ -105,7 +115,10 @@ def merge_ranked(x: Tensor, metric: Tensor, size: Tensor, kept: int) -> tuple[Te
 
 @torch.no_grad()
 def most_alike(metric: Tensor, kept: int) -> tuple[Tensor, Tensor]:
-    """Match tokens after rank `kept` to the most similar before it: cosine and index, (G, P, C) -> (G, P - kept, 1)."""
+    """Find, for each token from rank `kept` on, the most similar of the first `kept` tokens.
+
+    Takes vectors (G, P, C), and returns the cosines (G, P - kept, 1) and the indices (G, P - kept, 1).
+    """
     with no_autocast(metric.device):
         units = F.normalize(metric.float(), dim=-1)
         cosine, target = (units[:, kept:] @ units[:, :kept].mT).max(dim=-1)
@@ -113,16 +126,16 @@ def most_alike(metric: Tensor, kept: int) -> tuple[Tensor, Tensor]:
 
 
 class DiffRate(TokenReducer):
-    """DiffRate with fixed K_p and K_m in every block."""
+    """DiffRate reducer with fixed K_p and K_m in every block."""
 
     def __init__(self, tokens: int, pruned: Sequence[int], merged: Sequence[int], proportional: bool = True) -> None:
         """Build a reducer.
 
         Args:
             tokens: N of a frame, the class token included.
-            pruned: K_p of every block; a number above the remaining tokens keeps all.
-            merged: K_m, likewise.
-            proportional: attention weighs a token by its size.
+            pruned: K_p of every block; a value above the number of remaining tokens keeps all.
+            merged: K_m of every block, with the same rule.
+            proportional: whether attention weights a token by its size.
         """
         super().__init__()
         self.pruned, self.merged, self.proportional = tuple(pruned), tuple(merged), proportional

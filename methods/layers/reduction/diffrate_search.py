@@ -1,24 +1,27 @@
-"""DiffRate's search of rates: how many tokens each block prunes and merges, by gradient (arXiv:2305.17997, section 3).
+"""Gradient-based search of DiffRate's numbers of pruned and merged tokens per block (arXiv:2305.17997, section 3).
 
-After the released code (OpenGVLab/DiffRate). Each block but the first has two distributions over the numbers c of
-patches that may stay, N0, N0 - step, .. > 0, with equal logits at first:
+It follows the released code (OpenGVLab/DiffRate). Every block except the first has two distributions pi, for pruning
+and for merging, over the number c of kept patches: N0, N0 - step, and so on down to 1 or more. Their initial logits are
+equal. K is the number of kept tokens with the class token, and p_j the probability that rank j is kept:
 
-    K = ceil(sum c pi) + 1 (the class token), the gradient of ceil is 1;   p_j = sum of pi over c + 1 > j, rank j stays
+    K = ceil(sum c pi) + 1, where ceil has the gradient 1;   p_j = sum of pi over c + 1 > j
 
-During the search no token leaves. Tokens are sorted as in diffrate.py; tokens to be dropped are masked, and a cut
-from M tokens to K has the value 0 for ranks K .. M - 1, else 1, and the gradient of p. The mask multiplies exp:
+During the search all tokens are computed. They are sorted as in diffrate.py, and tokens to be dropped are masked. A cut
+from M tokens to K multiplies the mask by 0 for ranks K to M - 1, by 1 for other ranks, and has the gradient of p. The
+mask weights the exponentials of attention:
 
     A_ij = (exp(l_ij - max l_i) Q_ij + eps / N) / (sum_j exp(l_ij - max l_i) Q_ij + eps),   Q_ij = mask_j, Q_ii = 1
 
-Merged tokens stay too, masked; the sizes of all tokens that were not cut are at least 1 here (not at fixed rates).
-The loss is the task's and 5 (F / 10^9 - target)^2 with F the multiply-adds of a frame,
+Merged tokens are masked, too. During the search, the size of every token that was not pruned is at least 1. The loss
+adds 5 (F / 10^9 - target)^2 to that of the method, where F is the number of multiply-adds of a frame:
 
-    N D 3p^2 + D d + sum of 4 N_l D^2 + 2 N_l^2 D + 8 N_l+1 D^2,   N_l+1 = min(N_l, K_p, K_m)
+    F = N D 3p^2 + D d + sum of 4 N_l D^2 + 2 N_l^2 D + 8 N_l+1 D^2,   N_l+1 = min(N_l, K_p, K_m)
 
-whose gradient reaches K_p and K_m, whichever is smaller, and not N_l. In evaluation the current numbers are fixed
-rates. Prompts are our addition: they stay in front and are neither ranked nor masked.
+Its gradient reaches both K_p and K_m, whichever is smaller, but not N_l. In evaluation the current numbers are fixed.
+Prompts are our addition: they stay before the patches, and are neither ranked nor masked.
 
-Shapes: G frames, N0 patches, N tokens, D width, H heads, d joint embedding.
+Shapes: G frames, N0 patches, N tokens, P ranked tokens, C width of compared vectors, D width, H heads, p patch size,
+d joint embedding.
 """
 
 from __future__ import annotations
@@ -35,13 +38,13 @@ from ctvr.methods.layers.reduction.diffrate import DiffRate, most_alike
 from ctvr.methods.layers.reduction.plan import Step, TokenReducer, tokens_at
 
 EPS = 1e-6
-WEIGHT = 5.0  # weight of the constraint
+WEIGHT = 5.0  # weight of the penalty on multiply-adds
 
 
 class Rate(nn.Module):
-    """A distribution over the numbers of patches that stay."""
+    """Trainable distribution over the number of patches that a block keeps."""
 
-    candidates: Tensor  # (C,) c, from N0 down
+    candidates: Tensor  # (number of candidates,) values of c, in descending order from N0
 
     def __init__(self, patches: int, step: int) -> None:
         super().__init__()
@@ -49,17 +52,20 @@ class Rate(nn.Module):
         self.logits = nn.Parameter(torch.zeros(len(self.candidates)))
 
     def kept(self) -> Tensor:
-        """Compute K, a scalar; its gradient is that of the expectation."""
+        """Compute K, the number of kept tokens with the class token, a scalar with the gradient of sum c pi."""
         expected = self.candidates @ self.logits.softmax(dim=0)
         return expected + (expected.detach().ceil() - expected.detach()) + 1
 
     def stays(self) -> Tensor:
-        """Compute p of the patches by rank, (N0,)."""
+        """Compute p (N0,), the probability that the patch of each rank is kept."""
         rank = torch.arange(int(self.candidates[0]), device=self.candidates.device)
         return self.logits.softmax(dim=0) @ (self.candidates[:, None] > rank).float()
 
     def cut(self, kept: int, left: int) -> Tensor:
-        """Compute the factor for the mask (N0,) of ranked patches when `left` are reduced to `kept`."""
+        """Compute the factor (N0,) of the mask of ranked patches for a cut from `left` patches to `kept`.
+
+        It is 0 for ranks from `kept` to `left` - 1 and 1 for other ranks, with the gradient of `stays`.
+        """
         p = self.stays()
         hard = torch.ones_like(p)
         hard[kept:left] = 0
@@ -67,7 +73,10 @@ class Rate(nn.Module):
 
 
 def masked_attention(logits: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention (G, H, N, N) from logits; a token of mask (G, N) 0 is visible to itself alone."""
+    """Compute attention weights (G, H, N, N) from logits (G, H, N, N) and a mask (G, N) of 1 or 0.
+
+    Only the token itself attends to a token whose mask is 0.
+    """
     tokens = logits.shape[-1]
     own = torch.eye(tokens, device=logits.device)
     seen = (logits - logits.amax(dim=-1, keepdim=True)).exp() * (mask[:, None, None] * (1 - own) + own)
@@ -75,15 +84,15 @@ def masked_attention(logits: Tensor, mask: Tensor) -> Tensor:
 
 
 class DiffRateSearch(TokenReducer):
-    """Searches rates in training mode while `is_searching`; otherwise DiffRate at the current numbers."""
+    """Reducer that searches rates in training mode while `is_searching`, and otherwise applies the current rates."""
 
     def __init__(self, vision: VisionTower, target: float, step: int) -> None:
         """Build a reducer.
 
         Args:
-            vision: provides the shapes.
-            target: 10^9 multiply-adds of a frame.
-            step: difference of two neighbouring candidates.
+            vision: provides the number of blocks and tokens and the widths.
+            target: target of multiply-adds of a frame, in 10^9.
+            step: difference of two successive candidates for the number of kept patches.
         """
         super().__init__()
         self.tokens, self.width, self.target, self.is_searching = vision.num_tokens, vision.width, target, True
@@ -97,14 +106,14 @@ class DiffRateSearch(TokenReducer):
 
     @torch.no_grad()
     def counts(self) -> list[tuple[int, int]]:
-        """Return K_p and K_m of every block."""
+        """Return, for each block, the numbers of tokens kept by pruning (K_p) and by merging (K_m)."""
         if self.pruned[0].logits.is_meta:
             return [(self.tokens, self.tokens)] * (len(self.pruned) + 1)
         kept = torch.stack([torch.stack(self._kept(block)) for block in range(1, len(self.pruned) + 1)])
         return [(self.tokens, self.tokens), *((int(p), int(m)) for p, m in kept.round().tolist())]
 
     def fixed(self) -> DiffRate:
-        """Build the reducer with the current counts."""
+        """Build a `DiffRate` with the current K_p and K_m."""
         pruned, merged = zip(*self.counts())
         return DiffRate(self.tokens, pruned, merged)
 
@@ -112,7 +121,7 @@ class DiffRateSearch(TokenReducer):
         return self.pruned[block - 1].kept(), self.merged[block - 1].kept()  # type: ignore[operator]
 
     def macs(self) -> Tensor:
-        """Compute F, a scalar."""
+        """Compute F, the multiply-adds of a frame at the current rates, a scalar with a gradient."""
         width, left = self.width, next(self.parameters()).new_tensor(float(self.tokens))
         total = left.new_tensor(float(self.ends))
         for block in range(len(self.pruned) + 1):
@@ -125,7 +134,7 @@ class DiffRateSearch(TokenReducer):
         return total
 
     def penalty(self) -> Tensor:
-        """Compute 5 (F / 10^9 - target)^2."""
+        """Compute 5 (F / 10^9 - target)^2, the loss term of the search."""
         return WEIGHT * (self.macs() / 1e9 - self.target) ** 2
 
     def seams(self) -> list[BlockSeams]:
@@ -141,7 +150,17 @@ class DiffRateSearch(TokenReducer):
     def _compress(
         self, block: int, prune: int, merge: int, left: int, x: Tensor, attended: AttentionTrace, state: TokenState
     ) -> Tensor:
-        """Sort tokens (G, N, D) by the class token's attention and mask those of the first `left` that are dropped."""
+        """Sort patches by the attention of the class token, and mask those that are pruned or merged.
+
+        Args:
+            block: index of the block.
+            prune: number of patches kept by pruning.
+            merge: number of patches kept by merging.
+            left: number of patches that earlier blocks have kept.
+            x: (G, N, D) tokens.
+            attended: not used, because `_attend` stores the attention in `state`.
+            state: provides mask and sizes, and receives new ones.
+        """
         assert state.policy is not None
         assert state.class_row is not None
         first = state.protected
@@ -159,9 +178,19 @@ class DiffRateSearch(TokenReducer):
 
 
 def merge_in_place(x: Tensor, metric: Tensor, size: Tensor, kept: int, left: int) -> tuple[Tensor, Tensor]:
-    """Merge tokens of rank kept .. left - 1 into the most similar ones before, but leave them in place for the mask.
+    """Merge tokens of rank `kept` to `left` - 1 into the most similar tokens of lower rank.
 
-    Takes x (G, P, D), most important first, the compared vectors (G, P, C) and sizes (G, P, 1); returns x and sizes.
+    The merged tokens stay in the sequence, where the mask hides them.
+
+    Args:
+        x: (G, P, D) tokens, most important first.
+        metric: (G, P, C) vectors that are compared.
+        size: (G, P, 1) sizes.
+        kept: number of tokens after merging.
+        left: number of tokens before merging.
+
+    Returns:
+        tokens (G, P, D) and sizes (G, P, 1).
     """
     cosine, joins = most_alike(metric[:, :left], kept)
     number = torch.ones_like(size[:, :kept]).scatter_add(1, joins, torch.ones_like(cosine))
@@ -172,7 +201,7 @@ def merge_in_place(x: Tensor, metric: Tensor, size: Tensor, kept: int, left: int
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, state: TokenState) -> Tensor:
-    """Compute masked attention as seam `mix`; the state keeps its first row."""
+    """Compute masked attention at hook point `mix`, and store the attention of the class token in `state`."""
     patches = q.shape[2] - state.protected
     if state.policy is None:
         state.policy = torch.ones(len(q), patches, device=q.device)

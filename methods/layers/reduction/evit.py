@@ -1,15 +1,16 @@
-"""EViT: patches that the class token attends to stay, the others are fused (Liang et al., arXiv:2202.07800).
+"""EViT: patches to which the class token attends most are kept, and the others fused (Liang et al., arXiv:2202.07800).
 
-Where the paper speaks of a weighted average the released code (youweiliang/evit) has a sum: in a reducing block,
-between attention and MLP,
+This follows the released code (youweiliang/evit), which sums patches where the paper mentions a weighted average.
+Between attention and MLP of a reducing block:
 
     a_i = mean over heads of softmax(q k^T / sqrt(D / H) over all N keys)[class, i]
-    [class, the k patches with the largest a in falling order, f],   k = ceil(rate n),   f = sum of a_i x_i of the rest
+    output: [class, the k = ceil(rate n) patches with the largest a, largest first, f],   f = sum of other a_i x_i
 
-The weights a_i of f are trained: the loss reaches q of the class token and k of the fused patches. If k = n nothing
-happens. Tokens have no sizes. Prompts are our addition: they stay in front, like the class token, and are never ranked.
+The gradient flows through the weights a_i of f to q of the class token and to k of the fused patches. If k = n, the
+block keeps all tokens. Tokens do not have sizes. Prompts are our addition: they stay before the patches, like the class
+token, and are never ranked.
 
-Shapes: G frames, N tokens, n of them patches (and an earlier f), D width.
+Shapes: G frames, N tokens, n patches among them (with the f of an earlier block), D width, H heads.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from ctvr.methods.layers.reduction.plan import Step, TokenReducer, tokens_at
 
 
 def kept_patches(rate: float, patches: int) -> int:
-    """Compute k = ceil(rate n) in double precision, as the release does: of 100, 0.55 keeps 56."""
+    """Compute k = ceil(rate n) in double precision as in the released code, where rate 0.55 keeps 56 of 100 patches."""
     return min(patches, math.ceil(rate * patches))
 
 
 def annealed(rate: float, step: int, start: int, length: int) -> float:
-    """Compute the rate at step `step`, counted from 0: 1 up to `start`, then half a cosine to `rate` over `length`
-    steps.
+    """Compute the keep rate at a step, counted from 0.
+
+    It is 1 before step `start`, then decreases to `rate` by half a cosine within `length` steps.
     """
     if step < start:
         return 1.0
@@ -41,17 +43,17 @@ def annealed(rate: float, step: int, start: int, length: int) -> float:
 
 
 def keep_attended(x: Tensor, weights: Tensor, kept: int, first: int, fuse: bool) -> Tensor:
-    """Keep `kept` of the tokens after the first `first`, in falling order of their weights.
+    """Keep, of the tokens after the first `first`, the `kept` with the largest weights, largest first.
 
     Args:
-        x: (G, N, D).
-        weights: (G, N - first) weight of each of them; the fused token has a gradient to it.
-        kept: k; if it is at least the number of candidates, nothing changes.
-        first: number of leading tokens, which do not move.
-        fuse: append the others as one token, the sum of weight times token.
+        x: (G, N, D) tokens.
+        weights: (G, N - first) weight of each ranked token; it gets a gradient from the fused token.
+        kept: k; if it is at least N - first, x is returned unchanged.
+        first: number of leading tokens, which are unchanged.
+        fuse: whether to append one token for the others, the sum of weight times token.
 
     Returns:
-        (G, first + k + 1, D), without `fuse` (G, first + k, D).
+        (G, first + k + 1, D), or (G, first + k, D) if not `fuse`.
     """
     if kept >= weights.shape[1]:
         return x
@@ -65,9 +67,9 @@ def keep_attended(x: Tensor, weights: Tensor, kept: int, first: int, fuse: bool)
 
 
 class EViT(TokenReducer):
-    """EViT with one rate in a few blocks. In training the rate can fall over the first steps."""
+    """EViT reducer with one keep rate in some blocks; in training the rate can decrease over the first steps."""
 
-    steps_done: Tensor  # () int64, only with a falling rate: a resumed run continues at its step
+    steps_done: Tensor  # () int64; exists only if the rate decreases, so that a resumed run continues at its step
 
     def __init__(
         self,
@@ -84,11 +86,11 @@ class EViT(TokenReducer):
         Args:
             blocks: number of blocks of the tower.
             tokens: N of a frame, the class token included.
-            stages: blocks that reduce.
-            rate: share of the patches that stay, in (0, 1].
+            stages: indices of the blocks that remove patches.
+            rate: share of the patches that are kept, in (0, 1].
             fuse: see `keep_attended`.
-            anneal_from: optimizer steps that train with all tokens.
-            anneal_steps: further steps in which the rate falls from 1 to `rate`; 0: `rate` applies at once.
+            anneal_from: number of optimizer steps that train with all tokens.
+            anneal_steps: number of further steps in which the rate decreases from 1 to `rate`; may be 0.
         """
         super().__init__()
         self.rate, self.fuse, self.stages = rate, fuse, stages

@@ -1,11 +1,11 @@
-"""Attention whose keys carry a factor in [0, 1], with a gradient where it is 0: for searches of compression rates.
+"""Attention whose keys have a factor in [0, 1], with a gradient even at 0, for searches of compression rates.
 
-DiffRate (Chen et al., arXiv:2305.17997) trains the number of tokens that stay. Its released code keeps all and computes
+DiffRate (Chen et al., arXiv:2305.17997) trains the number of kept tokens. Its released code computes all tokens, and
 
     A_ij = (e_ij Q_ij + eps / N) / (sum_j e_ij Q_ij + eps),   e_ij = exp(l_ij - max_j l_ij),   Q_ij = P_j, Q_ii = 1
 
-so that dA / dP_j = e_ij / sum at P_j = 0, where a bias of log P has no gradient. It stores the probability matrix,
-which the fused kernel never creates: use it as the seam `mix` of `BlockSeams` in a search, and nowhere else.
+so that dA / dP_j = e_ij / sum at P_j = 0, where a bias of log P lacks a gradient. This stores the probability matrix,
+which the fused kernel never creates. Use it only in a search, at the hook point `mix` of `BlockSeams`.
 
 Shapes: G groups, H heads, N tokens, c width of a head.
 """
@@ -21,12 +21,12 @@ EPS = 1e-6
 
 
 def masked_probabilities(logits: Tensor, kept: Tensor, eps: float = EPS) -> Tensor:
-    """Compute A (G, H, N, N), rows sum to 1.
+    """Compute A (G, H, N, N), whose rows sum to 1.
 
     Args:
-        logits: (G, H, N, N) scaled products of queries and keys, the bias of sizes included.
-        kept: P (G, N), the factor of each key; a token always attends to itself.
-        eps: keeps a row of zeros finite.
+        logits: (G, H, N, N) scaled products of queries and keys, plus the bias for sizes.
+        kept: P (G, N), the factor of each key; a token always attends to itself with factor 1.
+        eps: small constant, so that the division by a sum near 0 is finite.
     """
     tokens = logits.shape[-1]
     e = (logits - logits.amax(dim=-1, keepdim=True)).exp()
@@ -39,7 +39,16 @@ def masked_probabilities(logits: Tensor, kept: Tensor, eps: float = EPS) -> Tens
 def masked_attention(
     q: Tensor, k: Tensor, v: Tensor, kept: Tensor, bias: Tensor | None = None, eps: float = EPS
 ) -> tuple[Tensor, Tensor]:
-    """Return the mixed values (G, H, N, c) of q, k, v (G, H, N, c) and the class token's mean attention (G, N)."""
+    """Compute masked attention of q, k and v (G, H, N, c).
+
+    Args:
+        kept: see `masked_probabilities`.
+        bias: added to the logits, for example the logarithms of sizes.
+        eps: see `masked_probabilities`.
+
+    Returns:
+        the output (G, H, N, c), and the attention (G, N) of the class token, averaged over heads.
+    """
     logits = q @ k.mT / math.sqrt(q.shape[-1])
     weights = masked_probabilities(logits if bias is None else logits + bias, kept, eps)
     return weights @ v, weights[:, :, 0].mean(dim=1)

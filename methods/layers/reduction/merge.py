@@ -1,10 +1,10 @@
 """Bipartite token merging (ToMe, Bolya et al., arXiv:2210.09461, section 3).
 
-A plan lists the tokens that leave and the tokens they join; merging applies it. Planning follows the released
-TempMe code, which equals ToMe's for one class token: tokens at even positions propose to
-tokens at odd positions, and the order after a merge is [protected, staying proposers, all others].
+A plan lists tokens that leave and the tokens that they join; `merge_tokens` applies it. Planning follows the released
+code of TempMe, which equals that of ToMe for one class token. Tokens at even positions propose to tokens at odd
+positions. The order after a merge is: protected tokens, remaining proposers, all others.
 
-Shapes: G groups (frames or clips), N tokens in, M tokens out, C channels, r merged pairs.
+Shapes: G groups (frames or clips), N input tokens, M output tokens, C channels, r merged pairs, A proposers.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ctvr.methods.settings import SettingError
 
 @dataclass(frozen=True)
 class MergePlan:
-    """Destinations of the input tokens. Plain data: frames can share it, and it can be plotted and tested."""
+    """Destination of each input token of a merge."""
 
-    kept: Tensor  # (G, M) int64: the input token at each output slot
-    moved: Tensor  # (G, r) int64: the input tokens that leave
-    joined: Tensor  # (G, r) int64: the output slot that each of them joins
+    kept: Tensor  # (G, M) int64: position of the input token in each output slot
+    moved: Tensor  # (G, r) int64: positions of the input tokens that leave
+    joined: Tensor  # (G, r) int64: output slot that each of them joins
 
     @property
     def target(self) -> Tensor:
@@ -43,22 +43,22 @@ class MergePlan:
 
 @dataclass(frozen=True)
 class Move:
-    """Record of one merge: `group` neighbours are joined, class tokens first, then the plan is applied."""
+    """Record of one merge: `group` successive groups are joined, class tokens first, then the plan is applied."""
 
     plan: MergePlan
     group: int = 1
-    classes: int = 1  # of each group, before they were joined
+    classes: int = 1  # class tokens of a group before groups are joined
 
 
 def follow(moves: Sequence[Move], groups: int, tokens: int) -> Tensor:
-    """Trace tokens through merges to the token that contains them: (G, N) int64, numbered through all groups.
+    """Return, for each input token, the index of the output token that contains it: (G, N) int64.
 
-    Tokens with equal numbers have been merged.
+    Indices count over all output groups. Tokens with equal indices have been merged.
 
     Args:
-        moves: moves of one pass, in order.
-        groups: G, attention groups before the first move.
-        tokens: N of a group.
+        moves: merges of one forward pass, in order.
+        groups: G, number of attention groups before the first merge.
+        tokens: N of a group before the first merge.
     """
     device = moves[0].plan.kept.device if moves else None
     group = torch.arange(groups, device=device)[:, None].expand(groups, tokens)
@@ -74,16 +74,16 @@ def follow(moves: Sequence[Move], groups: int, tokens: int) -> Tensor:
 
 
 def most_mergeable(tokens: int, protected: int) -> int:
-    """Return the largest number of pairs that one merge of `tokens` tokens can form: (N - protected) // 2."""
+    """Return the largest number of pairs that one merge of N = `tokens` tokens can form, (N - protected) // 2."""
     return max(0, (tokens - protected) // 2)
 
 
 @torch.no_grad()
 def plan_bipartite(metric: Tensor, r: int, protected: int = 1) -> MergePlan:
-    """Choose the `r` most redundant tokens and the neighbour that each one joins.
+    """Choose the `r` most redundant tokens and the token that each of them joins.
 
-    Tokens at even positions propose to the most similar (cosine) token at an odd position; the `r` best
-    proposals win, and ties go to the lower position. Matching is done in float32.
+    Each token at an even position proposes to the token at an odd position with the largest cosine. The `r` proposals
+    with the largest cosines are accepted; ties prefer the lower position. Cosines are computed in float32.
 
     Args:
         metric: (G, N, C) vectors to compare: keys averaged over heads, or the tokens themselves.
@@ -120,9 +120,14 @@ def no_plan(groups: int, tokens: int, device: torch.device) -> MergePlan:
 
 
 def accept(score: Tensor, partner: Tensor, r: int, tokens: int, protected: int) -> MergePlan:
-    """Build the plan in which the `r` best proposals win.
+    """Build the plan that accepts the `r` proposals with the largest scores.
 
-    Takes the score of every even token's proposal and the odd token it proposes to, both (G, A).
+    Args:
+        score: (G, A) score of the proposal of each even token.
+        partner: (G, A) index, among the odd tokens, of the token to which it proposes.
+        r: number of accepted proposals.
+        tokens: N.
+        protected: number of leading tokens that neither leave nor are joined.
     """
     groups, (even, odd) = len(score), first_places(protected)
     position = torch.arange(tokens, device=score.device)
@@ -137,8 +142,13 @@ def accept(score: Tensor, partner: Tensor, r: int, tokens: int, protected: int) 
 def merge_tokens(x: Tensor, size: Tensor | None, plan: MergePlan) -> tuple[Tensor, Tensor | None]:
     """Average the tokens of each slot, weighted by the number of patches in each token.
 
-    Takes x (G, N, C) and size (G, N, 1), patches per token, > 0, or None for one each. Returns
-    (G, M, C) and (G, M, 1); the sizes have the same sum as the input's. A plan without pairs changes nothing.
+    Args:
+        x: (G, N, C) tokens.
+        size: (G, N, 1) number of patches in each token, > 0; if None, 1 for all.
+        plan: the merges; without pairs, x and size are returned unchanged.
+
+    Returns:
+        tokens (G, M, C) and sizes (G, M, 1), whose sum equals that of the input sizes.
     """
     groups, n, width = x.shape
     r, slots = plan.moved.shape[1], plan.kept.shape[1]
@@ -147,7 +157,7 @@ def merge_tokens(x: Tensor, size: Tensor | None, plan: MergePlan) -> tuple[Tenso
     sizes = x.new_ones(groups, n, dtype=torch.float32) if size is None else size[..., 0]  # (G, N)
     leaving = sizes.gather(1, plan.moved)  # (G, r)
     merged = sizes.gather(1, plan.kept).scatter_add(1, plan.joined, leaving)  # (G, M)
-    share = leaving / merged.gather(1, plan.joined)  # (G, r) of the new token
+    share = leaving / merged.gather(1, plan.joined)  # (G, r) share in the merged token
     group = torch.arange(groups, device=x.device)[:, None]
     joined = (group * slots + plan.joined).flatten()
     rows = x.reshape(-1, width)
@@ -158,5 +168,8 @@ def merge_tokens(x: Tensor, size: Tensor | None, plan: MergePlan) -> tuple[Tenso
 
 
 def unmerge_tokens(y: Tensor, plan: MergePlan) -> Tensor:
-    """Give every input token its slot's average: (G, M, C) -> (G, N, C), the right inverse of `merge_tokens`."""
+    """Return, for every input token, the merged token of its slot: (G, M, C) -> (G, N, C).
+
+    It is a right inverse of `merge_tokens`.
+    """
     return y.gather(1, plan.target[..., None].expand(-1, -1, y.shape[-1]))

@@ -1,6 +1,6 @@
-"""Interface of token reducers: steps that are known beforehand, and seams.
+"""Interface of token reducers: a step for each block, known before a run, and the hooks that apply it.
 
-Shapes: B videos, T frames, N tokens of a group.
+Shapes: B videos, T frames, G attention groups, N tokens of a group, K selected tokens, D width.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ctvr.methods.backbone.clip import BlockSeams
 
 @dataclass(frozen=True)
 class Step:
-    """Token reduction of one block. The default is none."""
+    """Numbers of tokens that one block removes; the default values remove none."""
 
-    group: int = 1  # neighbouring clips joined into one before attention
+    group: int = 1  # successive clips joined into one before attention
     cross: int = 0  # tokens merged before attention, compared by their features
     intra: int = 0  # tokens removed between attention and MLP
     late: int = 0  # tokens removed after the MLP
@@ -25,7 +25,13 @@ class Step:
 
 
 def token_log(steps: Sequence[Step], tokens: int, frames: int) -> list[tuple[int, int, int]]:
-    """List per block: attention groups of one video, tokens of a group in attention, and in the MLP."""
+    """Return, for each block: attention groups of one video, tokens of a group in attention, tokens of it in the MLP.
+
+    Args:
+        steps: one for each block.
+        tokens: N of a frame before the first block.
+        frames: T.
+    """
     log, groups = [], frames
     for step in steps:
         groups = groups // step.group - min(step.frames, most_frames(groups))
@@ -36,32 +42,32 @@ def token_log(steps: Sequence[Step], tokens: int, frames: int) -> list[tuple[int
 
 
 def most_frames(frames: int) -> int:
-    """Return the largest number of frames that one merge of whole frames can remove: (T - 1) // 2."""
+    """Return the largest number of frames that one merge of whole frames can remove, (T - 1) // 2."""
     return max(0, (frames - 1) // 2)
 
 
 class TokenReducer(nn.Module):
-    """A plug-in of the vision tower that reduces its tokens. `steps` are those of evaluation."""
+    """Base class of plug-ins of the vision tower that reduce its tokens."""
 
-    steps: list[Step]  # one for each block
+    steps: list[Step]  # one for each block, as applied in evaluation
 
     def seams(self) -> list[BlockSeams]:
-        """Build one entry for each block; each call builds new ones, so that a copied reducer uses its own weights."""
+        """Return new `BlockSeams` for each block, so that a deep copy of the reducer uses the weights of the copy."""
         return [self._block(block, step) for block, step in enumerate(self.steps)]
 
     def _block(self, block: int, step: Step) -> BlockSeams:
-        """Build the seams of one block."""
-        raise NotImplementedError(f"{type(self).__name__} must declare where it acts.")
+        """Return the `BlockSeams` that apply a step."""
+        raise NotImplementedError(f"{type(self).__name__} must implement _block(block, step).")
 
     def after_step(self) -> None:
-        """Update the reducer after every step of the optimizer."""
+        """Update the reducer; called after every optimizer step."""
 
 
 def tokens_at(x: Tensor, places: Tensor) -> Tensor:
-    """Return tokens of x (G, N, D) at positions (G, K): (G, K, D)."""
+    """Return the tokens (G, K, D) of x (G, N, D) at positions `places` (G, K)."""
     return x.gather(1, places[:, :, None].expand(-1, -1, x.shape[-1]))
 
 
 def spread(blocks: int, parts: int, start: int) -> tuple[int, ...]:
-    """Return the first blocks of `parts` equal parts of a tower, from part `start` on: 12, 4, 1 -> 3, 6, 9."""
+    """Return the first block of each of `parts` equal parts of a tower, from part `start` on: 12, 4, 1 -> 3, 6, 9."""
     return tuple(dict.fromkeys(blocks * part // parts for part in range(start, parts)))

@@ -1,14 +1,14 @@
-"""Token reduction as a plug-in of the vision tower: none, ToMe, ToMe with one plan for all frames, TempMe.
+"""Token reduction by ToMe and TempMe as plug-ins of the vision tower, and `make_reducer`, which builds all reducers.
 
-Others have a file each: evit.py, sta.py, diffrate.py, testa.py. `make_reducer` builds them all.
+The other reducers are in evit.py, sta.py, diffrate.py and testa.py.
 
 ToMe: Bolya et al., arXiv:2210.09461. TempMe: "Temporal Token Merging for Efficient Text-Video Retrieval",
-arXiv:2409.01156, section 3.2; where the paper does not specify (class tokens stay apart, sizes weigh the averages
-and the attention), the released code is followed.
+arXiv:2409.01156, section 3.2. Where the paper does not specify a detail, the released code is followed: class tokens
+are not merged, and sizes weight averages and attention.
 
-A reducer is a list of steps, one for each block. The numbers in a step depend on the settings alone, so the tokens
-of every block are known before a run (`token_log`). A reducer is independent of the adapters of the tower;
-`combine` joins the seams of both.
+A reducer is a list of steps, one for each block. The numbers in a step depend on the settings only, so the number of
+tokens in every block is known before a run (`token_log`). A reducer is independent of the adapters of the tower;
+`combine` joins the `BlockSeams` of both.
 
 Shapes: B videos, T frames, G attention groups (B * frames or clips), N tokens of a group, D width.
 """
@@ -49,10 +49,10 @@ from ctvr.methods.settings import SettingError
 
 
 def tome_schedule(blocks: int, r: int | Sequence[int], inflection: float = 0.0) -> list[int]:
-    """Compute the number of tokens that each block merges, from ToMe's r: a number, a list, a pair (r, inflection).
+    """Compute the number of tokens that each block merges, from r as a number or a list.
 
-    A list is cut or padded with zeros. With an inflection c the numbers change linearly from int(r (1 - c)) to the
-    value at the same distance on the other side of r, cut to whole numbers.
+    A list is cut, or padded with zeros. With inflection c the numbers change linearly over the blocks, from
+    low = int(r (1 - c)) to 2 r - low, and are rounded down.
     """
     if not isinstance(r, int):
         return [*r, *[0] * blocks][:blocks]
@@ -64,14 +64,14 @@ def tome_schedule(blocks: int, r: int | Sequence[int], inflection: float = 0.0) 
 def tome_steps(
     blocks: int, tokens: int, r: int | Sequence[int], inflection: float = 0.0, classes: int = 1
 ) -> list[Step]:
-    """Merge patches of every frame in every block, at most as many as remain.
+    """Build the steps of ToMe, which merges patches within frames in each block.
 
     Args:
         blocks: number of blocks of the tower.
         tokens: N of a frame, class tokens included.
         r: see `tome_schedule`.
         inflection: see `tome_schedule`.
-        classes: class tokens of a frame; UMT's tower has none.
+        classes: number of class tokens of a frame, 0 for UMT's tower.
     """
     steps = []
     for wanted in tome_schedule(blocks, r, inflection):
@@ -81,9 +81,9 @@ def tome_steps(
 
 
 def tempme_steps(config: TempMeReducerConfig, blocks: int, tokens: int, classes: int = 1) -> list[Step]:
-    """Build TempMe's schedule: ImgMe blocks, then ClipMe blocks; later blocks merge within clips only.
+    """Build the steps of TempMe: ImgMe blocks, then ClipMe blocks; blocks between and after them merge within clips.
 
-    `tokens` are those of a frame, including `classes` class tokens.
+    A frame has `tokens` tokens, `classes` class tokens included.
 
     Raises:
         ValueError: if the clip blocks do not fit the tower or the groups.
@@ -93,8 +93,8 @@ def tempme_steps(config: TempMeReducerConfig, blocks: int, tokens: int, classes:
     clip_blocks = config.clip_blocks or tuple(range(start, start + len(groups)))
     if len(clip_blocks) != len(groups):
         raise SettingError(
-            f"<reducer.clip_blocks>={clip_blocks} and <reducer.clip_groups>={groups} must be equally many; give both "
-            f"(the groups multiply to <reducer.num_frames>={config.num_frames} to end with one clip)"
+            f"<reducer.clip_blocks>={clip_blocks} and <reducer.clip_groups>={groups} must have equally many values; "
+            f"set both (for one final clip, the product of groups is <reducer.num_frames>={config.num_frames})"
         )
     _check_blocks("clip_blocks", clip_blocks, blocks)
     small = tokens - classes <= 64
@@ -118,14 +118,14 @@ def tempme_steps(config: TempMeReducerConfig, blocks: int, tokens: int, classes:
 
 
 def default_r(blocks: int, tokens: int, classes: int = 1) -> int:
-    """Return the paper's r for a tower of 12 blocks (2 of 49 patches, 10 of 196), in proportion for others."""
+    """Return the paper's r, 2 of 49 or 10 of 196 patches for 12 blocks, scaled to the patches and blocks of a tower."""
     patches = tokens - classes
     share = 2 / 49 if patches <= 64 else 10 / 196
     return max(1, round(share * patches * 12 / blocks))
 
 
 def spread_factors(number: int, count: int) -> tuple[int, ...]:
-    """Factor `number` into at most `count` rising factors, as equal as possible: 12, 3 -> 2, 2, 3."""
+    """Factor `number` into at most `count` ascending factors, as equal as possible: 12, 3 -> 2, 2, 3."""
     divisors = [d for d in range(1, number + 1) if number % d == 0]
     products = [f for f in combinations_with_replacement(divisors, count) if math.prod(f) == number]
     best = min(products, key=lambda factors: (factors[-1], -factors[0]), default=())
@@ -133,7 +133,7 @@ def spread_factors(number: int, count: int) -> tuple[int, ...]:
 
 
 class Reducer(TokenReducer):
-    """Applies a list of steps. Its only parameters are TempMe's clip positions."""
+    """Reducer that applies a list of steps of ToMe or TempMe; its only parameters are TempMe's clip positions."""
 
     def __init__(
         self,
@@ -149,15 +149,15 @@ class Reducer(TokenReducer):
         Args:
             steps: one for each block.
             width: D.
-            num_frames: T that the steps were computed for; None if they never join frames.
-            positions: when learned positions of the clip within the video are added to its tokens.
-            shared: all frames of a video merge the same positions, so that token i has the same position in all.
-            proportional: see `ReducerConfig`.
+            num_frames: T that the steps were computed for; None if they do not join frames.
+            positions: see `TempMeReducerConfig`.
+            shared: whether all frames of a video share one plan, so that token i has one image position in all frames.
+            proportional: see `ToMeConfig`.
         """
         super().__init__()
         self.steps, self.num_frames = list(steps), num_frames
         self.shared, self.proportional = shared, proportional
-        self.positions = nn.ParameterDict()  # block -> (clips entering it, D), zero at first
+        self.positions = nn.ParameterDict()  # block -> (number of clips before it, D), initially zero
         clips = num_frames or 0
         for block, step in enumerate(self.steps):
             wanted = positions == "always" or (positions == "merging" and step.cross > 0)
@@ -178,12 +178,12 @@ class Reducer(TokenReducer):
         )
 
     def _join(self, block: int, x: Tensor, state: TokenState) -> Tensor:
-        """Join neighbouring clips and merge across them: (G, N, D) -> (G / group, M, D)."""
+        """Join successive clips and merge across them: (G, N, D) -> (G / group, M, D)."""
         step = self.steps[block]
         if self.num_frames is not None and state.frames != self.num_frames:
             raise SettingError(
                 f"<reducer.num_frames> is {self.num_frames}, but a video has {state.frames} frames",
-                f"Write <reducer.num_frames>={state.frames} (it must equal data.num_frames).",
+                f"Set <reducer.num_frames>={state.frames} (it must equal data.num_frames).",
             )
         state.proportional = self.proportional
         clips, classes, old_tokens = len(x) // state.batch, state.classes, x.shape[1]
@@ -191,7 +191,7 @@ class Reducer(TokenReducer):
         state.classes = state.protected = classes * step.group
         if state.sizes is not None:
             state.sizes = _regroup(state.sizes, step.group, classes)
-        plan = plan_bipartite(x, step.cross, state.protected)  # compared before positions distinguish clips
+        plan = plan_bipartite(x, step.cross, state.protected)  # tokens are compared before clip positions are added
         if str(block) in self.positions:
             p = self.positions[str(block)].to(x.dtype)[:, None]  # (clips, 1, D)
             p = _regroup(p.expand(clips, old_tokens, -1), step.group, classes)
@@ -201,7 +201,7 @@ class Reducer(TokenReducer):
         return x
 
     def _merge(self, intra: int, x: Tensor, attended: AttentionTrace, state: TokenState) -> Tensor:
-        """Merge within each group, compared by the attention keys: (G, N, D) -> (G, N - intra, D)."""
+        """Merge tokens with similar attention keys within each group: (G, N, D) -> (G, N - intra, D)."""
         assert attended.keys is not None
         state.proportional = self.proportional
         keys = attended.keys.detach()
@@ -216,7 +216,7 @@ class Reducer(TokenReducer):
 
 
 def _regroup(x: Tensor, group: int, classes: int) -> Tensor:
-    """Join `group` neighbours, all class tokens first: (G, N, D) -> (G / group, group * N, D)."""
+    """Join every `group` successive groups, class tokens first: (G, N, D) -> (G / group, group * N, D)."""
     if group == 1:
         return x
     x = x.unflatten(0, (-1, group))
@@ -224,7 +224,7 @@ def _regroup(x: Tensor, group: int, classes: int) -> Tensor:
 
 
 def make_reducer(config: ReducerConfig, vision: VisionTower) -> TokenReducer:
-    """Build the reducer of the settings, with a schedule that fits the tower.
+    """Build the reducer that the settings select; defaults depend on the tower.
 
     Raises:
         ValueError: if the schedule does not fit the tower.
@@ -259,7 +259,7 @@ def make_reducer(config: ReducerConfig, vision: VisionTower) -> TokenReducer:
     if isinstance(config, DiffRateConfig):
         pruned, merged = (config.prune_to, config.merge_to) if config.prune_to else schedule(blocks, tokens)
         if len(pruned) != blocks:
-            counts = f"{len(pruned)} numbers each, the backbone has {blocks} blocks."
+            counts = f"{len(pruned)} values each, but the backbone has {blocks} blocks"
             raise SettingError(f"<reducer.prune_to> and <reducer.merge_to> have {counts}")
         return DiffRate(tokens, pruned, merged, config.proportional)
     if isinstance(config, ToMeConfig):
@@ -277,10 +277,10 @@ def _check_blocks(name: str, places: tuple[int, ...], blocks: int) -> tuple[int,
 
 
 def sta_rates(r: int | Sequence[int] | None, stages: Sequence[int], patches: int) -> tuple[int, ...]:
-    """Return the patches that leave each frame in each stage; None: 10, then 9 of 49, or in proportion.
+    """Return the patches removed per frame in each stage; for None, 10 of 49, then 9 of 49, scaled to `patches`.
 
     Raises:
-        ValueError: if there is not one number per stage.
+        ValueError: if a list r does not have one value per stage.
     """
     if r is None:
         return tuple(max(1, round((9 if turn else 10) / 49 * patches)) for turn in range(len(stages)))
@@ -288,23 +288,21 @@ def sta_rates(r: int | Sequence[int] | None, stages: Sequence[int], patches: int
         return (r,) * len(stages)
     if len(r) != len(stages):
         listed = ",".join(map(str, r))
-        raise SettingError(
-            f"<reducer.r>={listed}: <reducer.name>=sta has {len(stages)} stages; write a number for each"
-        )
+        raise SettingError(f"<reducer.r>={listed}: <reducer.name>=sta has {len(stages)} stages; set one value for each")
     return tuple(r)
 
 
 def combine(outer: Seams, inner: Seams) -> list[BlockSeams]:
-    """Join the seams of two plug-ins, block by block; `outer` is first in `before` and last everywhere else.
+    """Combine the hooks of two plug-ins, block by block; `outer` acts first in `before` and last everywhere else.
 
-    A reducer is `outer`: prompts that `inner` inserts are thus removed before clips are joined.
+    Pass a reducer as `outer`, so that prompts that `inner` inserts are removed before clips are joined.
 
     Raises:
         ValueError: if both merge tokens, if they belong to different towers, or if one needs token i of
-            neighbouring frames to be at the same position and the other merges every frame differently.
+            neighboring frames at one position but the other merges every frame differently.
     """
     if len(outer) != len(inner):
-        raise ValueError(f"seams for {len(outer)} and for {len(inner)} blocks belong to different towers.")
+        raise ValueError(f"cannot combine plug-ins of towers with {len(outer)} and {len(inner)} blocks.")
     pairs = [(a or BlockSeams(), b or BlockSeams()) for a, b in zip(outer, inner)]
     broken: int | None = None
     for block, (a, b) in enumerate(pairs):
@@ -312,14 +310,14 @@ def combine(outer: Seams, inner: Seams) -> list[BlockSeams]:
             broken = block
         if broken is not None and (a.needs_alignment or b.needs_alignment):
             raise ValueError(
-                f"block {block} compares token i of neighbouring frames, but from block {broken} on the reducer merges "
-                "every frame in its own way. Write reducer.name=tome_shared (same places in all frames) or "
+                f"block {block} compares token i of neighboring frames, but from block {broken} on the reducer merges "
+                "every frame differently. Set reducer.name=tome_shared (one plan for all frames of a video) or "
                 "reducer.name=none."
             )
         if a.between is not None and b.between is not None:
-            raise ValueError(f"both parts change the tokens of block {block} after attention; use one reducer.")
+            raise ValueError(f"two plug-ins change the tokens of block {block} after attention. Use one of them.")
         if a.mix is not None and b.mix is not None:
-            raise ValueError(f"both parts replace the attention of block {block}; use one of them.")
+            raise ValueError(f"two plug-ins replace the attention of block {block}. Use one of them.")
     return [_combine_block(a, b) for a, b in pairs]
 
 
@@ -338,7 +336,7 @@ def _combine_block(a: BlockSeams, b: BlockSeams) -> BlockSeams:
         else:
             merged[field.name] = _refine(second, first)
     if all(any(seam is not None for seam in (each.qkv, each.q, each.k, each.v)) for each in (a, b)):
-        merged["fold"] = None  # it is equivalent to one of them only
+        merged["fold"] = None  # a fold is equivalent to the projections of one plug-in only
     return BlockSeams(**merged)
 
 

@@ -1,22 +1,23 @@
-"""STA: drops patches that repeat the previous frame and do not stand out (Ding et al., ICCV 2023, "Prune
-Spatio-temporal Tokens by Semantic-aware Temporal Accumulation", arXiv:2308.04549; released as Mark12Ding/STA).
+"""STA: pruning of patches that repeat the previous frame and have small features.
 
-After three blocks r patches of every window (here: frame) leave. With m the unit key means of a window's patches:
+Ding et al., ICCV 2023, "Prune Spatio-temporal Tokens by Semantic-aware Temporal Accumulation", arXiv:2308.04549, as in
+the released code (Mark12Ding/STA). After each of three blocks, r patches of every window are removed. Here a window is
+a frame. m are the keys of the patches of a window, averaged over heads and normalized:
 
-    first window in the order of scanning: odd places, then even ones from the least to the most similar to any odd
-        one; the last r leave
-    any other: P = softmax over its own patches of m m_before^T,   S = P S_before,   s = S (1 - c);
-        the n - r with the smallest s stay, in rising order of s;   S_before = their S / sum of it
+    first window of a scan: patches are sorted: those at odd positions, then those at even positions from the least to
+        the most similar to any odd one; the last r are removed
+    other windows: P = softmax over the patches of the window of m m_before^T,   S = P S_before,   s = S (1 - c);
+        the n - r patches with the smallest s are kept, smallest first;   S_before = S of the kept patches / their sum
 
-    c = sum_d |x_d| of a patch, 0 for the smallest and 1 for the largest of its window
+    c = sum_d |x_d| of a patch, scaled to 0 for the smallest and 1 for the largest of its window
 
-The second window of a scan compares with all patches of the first, including those that left, each with a mass of 1.
-The scan goes forward, backward, forward. Survivors stay in this order, which decides which are even in a later stage.
-Tokens are not averaged and have no sizes. STA was designed for joint attention without class tokens, where a stage
-joins windows. In CLIP a window is a frame in every stage, and class tokens and prompts are excluded (ours: STA has
-neither).
+The second window of a scan is compared with all patches of the first window, including the removed ones, with S_before
+equal to 1. The three scans run forward, backward and forward. Kept patches stay in the order above, which determines
+which of them are even in a later stage. Tokens are not averaged and do not have sizes. STA was designed for joint
+attention without class tokens, where a stage joins windows. For CLIP we use frames as windows in every stage, and
+exclude class tokens and prompts.
 
-Shapes: B videos, W windows, n patches of one, D width, C key width, G frames.
+Shapes: B videos, W windows, n patches of a window, D width, C key width, G frames, N tokens of a frame.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ from ctvr.methods.layers.reduction.plan import Step, TokenReducer
 
 @torch.no_grad()
 def survivors(x: Tensor, keys: Tensor, r: int, backward: bool = False) -> Tensor:
-    """Select the patches that stay, in their new order.
+    """Select the patches that are kept, and their new order.
 
     Args:
         x: (B, W, n, D) patches after a block.
-        keys: (B, W, n, C) their keys in that block, averaged over heads.
-        r: patches of each window that leave, 0 < r < n.
-        backward: scan from the last window to the first.
+        keys: (B, W, n, C) keys of the patches in that block, averaged over heads.
+        r: number of patches removed from each window, 0 < r < n.
+        backward: whether to scan from the last window to the first.
 
     Returns:
-        (B, W, n - r) int64 positions within their windows.
+        (B, W, n - r) int64 positions of kept patches within their windows.
     """
     with no_autocast(x.device):
         return _survivors(x, F.normalize(keys.float(), dim=-1), r, backward)
@@ -52,15 +53,15 @@ def survivors(x: Tensor, keys: Tensor, r: int, backward: bool = False) -> Tensor
 def _survivors(x: Tensor, metric: Tensor, r: int, backward: bool) -> Tensor:
     size = x.float().abs().sum(dim=-1)  # (B, W, n)
     low, high = size.amin(dim=-1, keepdim=True), size.amax(dim=-1, keepdim=True)
-    standing_out = (size - low) / (high - low).clamp_min(torch.finfo(size.dtype).tiny)  # equal ones: 0, not NaN
+    standing_out = (size - low) / (high - low).clamp_min(torch.finfo(size.dtype).tiny)  # 0, not NaN, if all are equal
     windows, kept = x.shape[1], x.shape[2] - r
     order = range(windows - 1, -1, -1) if backward else range(windows)
     found: dict[int, Tensor] = {order[0]: _first(metric[:, order[0]], kept)}
-    before = metric[:, order[0]]  # all patches, including those that left
+    before = metric[:, order[0]]  # all patches, including removed ones
     mass = before.new_ones(before.shape[:2])
     for window in order[1:]:
         now = metric[:, window]  # (B, n, C)
-        transition = (now @ before.mT).softmax(dim=1)  # (B, n, k): every column sums to 1
+        transition = (now @ before.mT).softmax(dim=1)  # (B, n, n or n - r); every column sums to 1
         redundancy = (transition @ mass[:, :, None])[:, :, 0]
         score = redundancy * (1 - standing_out[:, window])
         chosen = score.argsort(dim=-1, stable=True)[:, :kept]
@@ -72,15 +73,15 @@ def _survivors(x: Tensor, metric: Tensor, r: int, backward: bool) -> Tensor:
 
 
 def _first(metric: Tensor, kept: int) -> Tensor:
-    """Select the patches of a scan's first window: (B, n, C) -> (B, kept)."""
+    """Select the patches that the first window of a scan keeps: keys (B, n, C) -> positions (B, kept)."""
     odd = torch.arange(1, metric.shape[1], 2, device=metric.device)
-    best = (metric[:, ::2] @ metric[:, 1::2].mT).amax(dim=-1)  # (B, even ones)
+    best = (metric[:, ::2] @ metric[:, 1::2].mT).amax(dim=-1)  # (B, number of even positions)
     even = 2 * best.argsort(dim=-1, stable=True)
     return torch.cat([odd.expand(len(metric), -1), even], dim=1)[:, :kept]
 
 
 class STA(TokenReducer):
-    """STA's three stages, each after its block."""
+    """STA reducer, which removes patches after each block in `stages`."""
 
     def __init__(
         self,
@@ -95,9 +96,9 @@ class STA(TokenReducer):
         Args:
             blocks: number of blocks of the tower.
             tokens: N of a frame, the class token included.
-            stages: blocks after which patches leave; the scan goes forward, backward, forward.
-            r: patches of each window that leave, per stage; at least one patch of a frame stays.
-            windows: number of windows of a video's sequence, per stage; None: a window is a frame.
+            stages: indices of the blocks after which patches are removed; scans run forward, backward, forward.
+            r: number of patches removed from each window, for each stage; at least one patch of a frame is kept.
+            windows: number of windows in the sequence of a video, for each stage; if None, a window is a frame.
         """
         super().__init__()
         self.windows = windows
@@ -119,7 +120,7 @@ class STA(TokenReducer):
         return BlockSeams(between=_note_keys, after=drop, wants_keys=True, breaks_alignment=True)
 
     def _drop(self, r: int, turn: int, x: Tensor, state: TokenState) -> Tensor:
-        """Drop patches: (G, N, D) -> (G, N - r, D); prompts have been removed by now."""
+        """Remove patches after a block, when prompts have been removed: (G, N, D) -> (G, N - r, D)."""
         assert state.keys is not None
         first, groups = state.protected, len(x)
         windows = groups // state.batch if self.windows is None else self.windows[turn]
@@ -132,7 +133,7 @@ class STA(TokenReducer):
 
 
 def _note_keys(x: Tensor, attended: AttentionTrace, state: TokenState) -> Tensor:
-    """Store the patches' keys until the end of the block, after prompts were removed."""
+    """Store the keys of the patches in `state` for `_drop`, which runs at the end of the block; return x unchanged."""
     assert attended.keys is not None
     state.keys = attended.keys[:, state.protected :].detach()
     return x

@@ -1,23 +1,26 @@
-"""TESTA: merges whole frames and patches after attention over time and over space (Ren et al., arXiv:2310.19060).
+"""TESTA: merging of whole frames after temporal attention, and of patches after spatial attention (arXiv:2310.19060).
 
-After the released code (RenShuhuai-Andy/TESTA). A block with a stage has, before CLIP's own attention, a temporal one
+Ren et al., as in the released code (RenShuhuai-Andy/TESTA). A block of a stage has a temporal attention before CLIP's:
 
-    x = x + gate(W_o attention over the T frames of every position(LN x));   k = its keys, mean over heads
+    x = x + gate(W_o attention over the T frames of each position(LN x));   k = keys of this attention, mean over heads
 
-and by k frames are merged: frames at even positions propose, at every place, to the most similar (cosine) one at an odd
-position. The positions vote: a frame's partner is the one proposed most often, its score the most frequent value, of
-equally frequent ones the smallest (so of distinct ones the least similar position decides). The r best scores win, at
-most (T - 1) // 2. The order is then [staying proposers, all others], averaged by size at each position. After CLIP's
-attention patches are merged within each frame as in ToMe (reducers.py). Places are then only roughly the same in all
-frames, as in the release. Attention does not weigh a token by its size.
+Frames are merged by k. At each position, frames with an even index propose to the frame of odd index with the largest
+cosine. The positions vote: the partner of a frame is the one proposed most often, and its score is the most frequent
+cosine. Of equally frequent values the smallest is used, so if all cosines differ, the least similar position decides.
+The r proposals with the largest scores are accepted, at most (T - 1) // 2. The order is then: remaining proposers, all
+others. Tokens of merged frames are averaged by size at each position. After CLIP's attention, patches are merged within
+each frame as in ToMe (reducers.py). Token i then has only roughly one position in all frames, as in the released code.
+Attention does not weight a token by its size.
 
-Our adaptation to CLIP (TempMe's row has no code): CLIP has a class token for each frame; they are merged with their
-frames, and the embedding of a merged frame represents each frame in it. `one_class` is the released form: the class
-tokens of a video are equal, and their attention outputs are averaged over its frames. LN, W and W_o of the temporal
-attention are frozen copies of the block's own, q, k, v get LoRA; the gate is one number, 0 at first (`linear`: the
-release's D x D layer with bias). So the untrained model that merges nothing is CLIP.
+TempMe's row for TESTA lacks code, so the adaptation to CLIP is ours. CLIP has a class token in each frame. It is merged
+with its frame, and the embedding of a merged frame represents each frame in it. With `one_class`, as in the released
+code, the class tokens of a video are equal, and their attention outputs are averaged over its frames. LN, W and W_o of
+the temporal attention are frozen copies of the block's weights, and q, k and v get LoRA. The gate is a factor, or with
+`linear` the D x D layer with bias of the released code. It is initially 0, so an untrained model without merging equals
+CLIP.
 
-Shapes: B videos, T frames, L positions (patches of a frame), G = B T, N = 1 + L, D width, H heads.
+Shapes: B videos, T frames, L positions (patches of a frame), G = B T, N = 1 + L, A frames of even index, C width of
+compared vectors, D width, H heads.
 """
 
 from __future__ import annotations
@@ -42,9 +45,14 @@ Gate = Literal["scalar", "linear"]
 
 @torch.no_grad()
 def plan_frames(metric: Tensor, r: int) -> MergePlan:
-    """Choose the `r` most redundant frames and the frame that each joins, by a vote of all positions.
+    """Choose the `r` most redundant frames and the frame that each of them joins, by a vote of all positions.
 
-    Takes keys (B, L, T, C); the plan has one group for each video.
+    Args:
+        metric: (B, L, T, C) keys.
+        r: number of frames to remove; capped at (T - 1) // 2.
+
+    Returns:
+        a plan whose groups are the B videos and whose tokens are the T frames.
     """
     videos, _, frames, _ = metric.shape
     r = min(r, most_frames(frames))
@@ -57,19 +65,22 @@ def plan_frames(metric: Tensor, r: int) -> MergePlan:
 
 
 def most_frequent(values: Tensor) -> Tensor:
-    """Return the most frequent of L values, the smallest of equally frequent ones: (B, L, A) -> (B, A)."""
+    """Return the most frequent of L values, or the smallest of equally frequent values: (B, L, A) -> (B, A)."""
     ordered = values.sort(dim=1).values
     places = ordered.shape[1]
     count = (ordered[:, :, None] == ordered[:, None]).sum(dim=2)  # (B, L, A)
-    rank = count * places - torch.arange(places, device=values.device)[:, None]  # the first of equal counts
+    rank = count * places - torch.arange(places, device=values.device)[:, None]  # prefers the first of equal counts
     return ordered.gather(1, rank.argmax(dim=1, keepdim=True))[:, 0]
 
 
 def frame_rates(r: int | Sequence[int] | None, stages: int) -> tuple[int, ...]:
-    """Return the frames that leave in each stage; None: 1, 1, 2, 1, at the cost of TempMe's Table 2, or 1 per stage.
+    """Return the number of frames that each stage removes.
+
+    If r is None, four stages remove 1, 1, 2 and 1, chosen for the multiply-adds in TempMe's Table 2; otherwise each
+    stage removes 1.
 
     Raises:
-        ValueError: if there is not one number per stage.
+        ValueError: if a list r does not have one value per stage.
     """
     if r is None:
         return (1, 1, 2, 1) if stages == 4 else (1,) * stages
@@ -78,15 +89,15 @@ def frame_rates(r: int | Sequence[int] | None, stages: int) -> tuple[int, ...]:
     if len(r) != stages:
         listed = ",".join(map(str, r))
         raise SettingError(
-            f"<reducer.r_frames>={listed}: <reducer.name>=testa has {stages} stages; write a number for each"
+            f"<reducer.r_frames>={listed}: <reducer.name>=testa has {stages} stages; set one value for each"
         )
     return tuple(r)
 
 
 class TemporalAttention(nn.Module):
-    """Attention over the frames at one position, with a block's own frozen weights; its output is 0 at first."""
+    """Attention over the frames at each position, with frozen weights of a block and LoRA; at first it returns 0."""
 
-    norm_weight: Tensor  # these buffers are not saved: a method always builds on the same CLIP
+    norm_weight: Tensor  # these buffers are not saved, because a resumed method is built from the same CLIP weights
     norm_bias: Tensor
     in_weight: Tensor
     in_bias: Tensor
@@ -114,7 +125,11 @@ class TemporalAttention(nn.Module):
             nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the residuals of patches (B, T, L, D) and their keys, averaged over heads, (B, L, T, D/H)."""
+        """Attend over the frames of patches x (B, T, L, D).
+
+        Returns:
+            the gated output (B, T, L, D), to be added to x, and the keys (B, L, T, D/H), averaged over heads.
+        """
         y = F.layer_norm(x, x.shape[-1:], self.norm_weight, self.norm_bias, self.eps).transpose(1, 2)  # (B, L, T, D)
         qkv = self.lora(y, F.linear(y, self.in_weight, self.in_bias))
         q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(3, 0, 1, 4, 2, 5)  # (B, L, H, T, D/H) each
@@ -124,14 +139,14 @@ class TemporalAttention(nn.Module):
         return gained, k.mean(dim=2)
 
     def macs(self, videos: int, frames: int, places: int) -> int:
-        """Count multiply-adds, LoRA merged into the weights."""
+        """Return the multiply-adds for `videos` videos of `frames` frames with `places` patches, with LoRA merged."""
         width = self.out_weight.shape[0]
         projections = 4 if self.linear is None else 5
         return videos * places * (projections * frames * width**2 + 2 * frames**2 * width)
 
 
 class TESTA(TokenReducer):
-    """Temporal attention and merged frames in some blocks, merged patches in any block."""
+    """TESTA reducer: temporal attention and merging of frames in some blocks, and merging of patches in any block."""
 
     def __init__(
         self,
@@ -145,12 +160,12 @@ class TESTA(TokenReducer):
         """Build a reducer.
 
         Args:
-            blocks: blocks of the tower; weights are copied from those with a stage.
-            patches: number of patches that each block merges away.
-            frames: block -> number of frames that it merges away; other blocks have no temporal attention.
+            blocks: blocks of the tower; weights of blocks in `frames` are copied.
+            patches: number of patches that each block removes by merging.
+            frames: block index -> number of frames that it removes by merging; other blocks lack temporal attention.
             rank: rank of LoRA.
-            gate: see this module's header.
-            one_class: see this module's header.
+            gate: kind of gate; the module's docstring describes it.
+            one_class: whether class tokens of a video are equal; the module's docstring describes it.
         """
         super().__init__()
         self.one_class = one_class
@@ -168,7 +183,7 @@ class TESTA(TokenReducer):
         )
 
     def _over_time(self, block: int, x: Tensor, state: TokenState) -> Tensor:
-        """Attend over time, then merge frames: (B T, N, D) -> (B T', N, D)."""
+        """Apply temporal attention, then merge frames: (B T, N, D) -> (B T', N, D)."""
         state.proportional, classes = False, state.classes
         tokens = x.unflatten(0, (state.batch, -1))  # (B, T, N, D)
         patches = tokens[:, :, classes:]
@@ -179,7 +194,7 @@ class TESTA(TokenReducer):
         plan = plan_frames(keys.detach(), self.steps[block].frames)
         if not plan.moved.shape[1]:
             return tokens.flatten(0, 1)
-        places = plan.repeated(x.shape[1])  # every place of a video follows the same plan
+        places = plan.repeated(x.shape[1])  # all positions of a video use the same plan
         merged, size = merge_tokens(_by_place(tokens), _sizes_by_place(state), places)
         state.sizes = _by_frame(size, state.batch) if size is not None else None
         target = plan.target
@@ -187,7 +202,7 @@ class TESTA(TokenReducer):
         return _by_frame(merged, state.batch)
 
     def _within(self, r: int, x: Tensor, attended: AttentionTrace, state: TokenState) -> Tensor:
-        """Merge patches within every frame: (G, N, D) -> (G, N - r, D)."""
+        """Merge patches within each frame: (G, N, D) -> (G, N - r, D)."""
         state.proportional = False
         if self.one_class:
             mean = x[:, :1].unflatten(0, (state.batch, -1)).mean(dim=1, keepdim=True)  # (B, 1, 1, D)

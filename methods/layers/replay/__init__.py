@@ -1,1 +1,1 @@
-"""Keep data of former tasks: replay buffers, mixup, queues, momentum encoders, class statistics."""
+"""Data of previous tasks: replay buffers, mixup, queues, momentum encoders and class statistics."""

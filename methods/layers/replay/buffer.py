@@ -1,16 +1,16 @@
-"""A memory of text-video pairs of former tasks, for replay.
+"""Replay buffer of text-video pairs of previous tasks.
 
-Two policies. `ring` (Chaudhry et al., "tiny episodic memories", arXiv:1902.10486): every task has its own part of the
-memory with a uniform sample of its pairs; the parts of former tasks shrink as tasks arrive.
-`reservoir` (Vitter 1985; DER, arXiv:2004.07211): one sample, uniform over all pairs so far.
-With a share instead of a capacity, a uniform sample of that share of every task's pairs stays.
+There are two policies. `ring` (Chaudhry et al., "tiny episodic memories", arXiv:1902.10486) stores a uniform sample of
+the pairs of each task; the samples of previous tasks shrink as tasks arrive. `reservoir` (Vitter 1985; DER,
+arXiv:2004.07211) stores one sample that is uniform over all pairs so far. If a share is given instead of a capacity,
+a uniform sample of that share of every task's pairs is stored.
 
-The memory is written at the end of a task, so it never holds pairs of the task being learned. It keeps the numbers
-of pairs, and features that cannot be computed again. Frames and captions are read from the source at replay; each
-worker reads its own rows of one common draw. All of this is state (buffers), and equal on every worker, because all
-workers write with the same random numbers.
+The buffer is written at the end of a task, so it never contains pairs of the current task. It stores the ids of pairs,
+and features that cannot be computed again. Frames and captions are read from the source at replay: one worker draws
+rows for all, and each worker reads its part. The stored fields are buffers of the module. They are equal on every
+worker, because all workers write with the same random numbers.
 
-Shapes: B pairs, M pairs kept, T frames, L text length, d joint embedding.
+Shapes: B pairs, M stored pairs, R sampled rows, T frames, L text length, d joint embedding.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ _FIELDS = ("pairs", "videos", "categories", "tasks", "video_features", "text_fea
 
 
 class ReplayBuffer(nn.Module):
-    """Buffer of at most `capacity` pairs of former tasks.
+    """Buffer of at most `capacity` pairs of previous tasks.
 
     Args:
-        capacity: pairs in total; 0 stores nothing and uses no random number.
-        policy: see above.
-        quota: for `ring`: `dynamic` divides the capacity among the tasks so far, `static` among all of the stream.
-        share: in (0, 1], of the pairs of every task, at least one pair; replaces `capacity`, `policy` and `quota`.
+        capacity: maximum number of pairs; 0 stores nothing and does not draw random numbers.
+        policy: `ring` or `reservoir`; the module's docstring describes them.
+        quota: tasks among which `ring` divides the capacity: `dynamic`, the tasks so far; `static`, all of the stream.
+        share: share of the pairs of every task in (0, 1], at least one pair; if given, it replaces the other arguments.
 
     Attributes:
-        source: provides frames and captions of pairs by their IDs.
+        source: provides frames and captions of pairs by their ids.
     """
 
-    pairs: Tensor  # (M,) numbers of `Batch.pair_ids`
-    videos: Tensor  # (M,)
-    categories: Tensor  # (M,)
-    tasks: Tensor  # (M,) index of the task each pair came from
-    video_features: Tensor  # (M, d) as given to `write`, or (M, 0)
-    text_features: Tensor  # (M, d)
-    seen: Tensor  # () pairs offered so far
+    pairs: Tensor  # (M,) pair ids, see `Batch.pair_ids`
+    videos: Tensor  # (M,) video ids
+    categories: Tensor  # (M,) category indices
+    tasks: Tensor  # (M,) index of the task of each pair
+    video_features: Tensor  # (M, d), or (M, 0) if `write` gets no features
+    text_features: Tensor  # (M, d), or (M, 0)
+    seen: Tensor  # () number of pairs offered so far
 
     def __init__(
         self,
@@ -76,13 +76,13 @@ class ReplayBuffer(nn.Module):
     # -------------------------------------------------------------------------------------- reading
 
     def sample(self, count: int | Sequence[int]) -> Tensor:
-        """Draw rows for this worker, on the CPU, uniformly; none if the memory is empty.
+        """Draw indices of stored pairs for this worker, uniformly: (R,) int64 on the CPU, empty if the buffer is empty.
 
-        They are drawn for all workers at once, as one worker draws them. No row repeats in a step, unless all workers
-        together request more pairs than the memory holds.
+        Worker 0 draws for all workers. An index is not repeated in a step, unless all workers together request more
+        pairs than the buffer contains.
 
         Args:
-            count: rows per worker; a list with one number per worker, where they differ.
+            count: R, the number of indices per worker; a list with a number for each worker, if they differ.
         """
         if not len(self):
             return torch.empty(0, dtype=torch.int64)
@@ -93,12 +93,12 @@ class ReplayBuffer(nn.Module):
         return deal(drawn, sizes)
 
     def features(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return stored video and text features (R, d) of the pairs at `rows` (R,), which are on the CPU."""
+        """Return the stored video and text features (R, d) of the pairs with indices `rows` (R,) on the CPU."""
         own = to_device(rows, self.videos.device)
         return self.video_features[own], self.text_features[own]
 
     def _on_host(self) -> tuple[Tensor, Tensor]:
-        """Return the current `pairs` and `tasks` on the CPU, cached, so that not every step waits for the GPU."""
+        """Return `pairs` and `tasks` on the CPU; they are cached, so that not every step waits for the GPU."""
         now, known = (self.pairs, self.tasks), self._known
         if known is None or any(x is not y or x._version != n for x, (y, n) in zip(now, known[0])):
             pairs, tasks = torch.stack(now).cpu()
@@ -106,13 +106,13 @@ class ReplayBuffer(nn.Module):
         return known[1:]
 
     def batch(self, rows: Tensor) -> Batch:
-        """Read the pairs at `rows`, which are on the CPU, from the source.
+        """Read the pairs with indices `rows` (R,) on the CPU from the source.
 
         Raises:
             ValueError: if no source is set.
         """
         if self.source is None:
-            raise ValueError("a memory of numbers cannot be replayed without its pairs: call set_pair_source() first.")
+            raise ValueError("the replay buffer has no source to read pairs from. Call set_pair_source() first.")
         pairs, tasks = self._on_host()
         frames, tokens = self.source.pairs(pairs[rows].tolist())
         own = to_device(rows, self.videos.device)
@@ -123,20 +123,20 @@ class ReplayBuffer(nn.Module):
     def observe(
         self, task: Task, loader: Iterable[Batch], features: Callable[[Batch], tuple[Tensor, Tensor]] | None = None
     ) -> Iterator[Batch]:
-        """Yield the batches of `loader`; at its end, store a sample of their pairs.
+        """Yield the batches of `loader`, and after the last one store a sample of their pairs.
 
         Args:
             task: the task that ends.
-            loader: its pairs, each once.
-            features: video and text features (B, d) to keep with a batch's pairs.
+            loader: batches that contain each pair of the task once.
+            features: batch -> video and text features (B, d) that are stored with its pairs.
 
         Raises:
-            ValueError: if the pairs of a batch have no numbers.
+            ValueError: if a batch lacks pair ids.
         """
         if not (self.capacity or self.share):
             yield from loader
             return
-        if self.share:  # the number of pairs is known at the end of the loader
+        if self.share:  # the number of pairs is not known before the end of the loader
             first, room, offered = len(self), sys.maxsize, 0
         elif self.policy == "ring":
             quotas = self._quotas(task)
@@ -144,7 +144,7 @@ class ReplayBuffer(nn.Module):
             first, room, offered = len(self), quotas[task.index], 0
         else:
             first, room, offered = 0, self.capacity, int(self.seen)
-        fresh: dict[int, tuple[Tensor, ...]] = {}  # place -> fields of one pair
+        fresh: dict[int, tuple[Tensor, ...]] = {}  # slot -> fields of one pair
         for batch in loader:
             places = [reservoir_index(offered + row, room) for row in range(len(batch.video_ids))]
             offered += len(places)
@@ -163,16 +163,16 @@ class ReplayBuffer(nn.Module):
     def write(
         self, task: Task, loader: Iterable[Batch], features: Callable[[Batch], tuple[Tensor, Tensor]] | None = None
     ) -> None:
-        """Call `observe` for a loader that has no other reader."""
+        """Store a sample of the pairs of `loader` as `observe` does, without yielding its batches."""
         for _ in self.observe(task, loader, features):
             pass
 
     def _fields(
         self, task: Task, batch: Batch, features: Callable[[Batch], tuple[Tensor, Tensor]] | None
     ) -> tuple[Tensor, ...]:
-        """Convert a batch to the fields of `_FIELDS`, in order."""
+        """Return the fields of a batch in the order of `_FIELDS`."""
         if batch.pair_ids is None:
-            raise ValueError("a memory keeps numbers of pairs, and these have none: set Batch.pair_ids.")
+            raise ValueError("the replay buffer stores pair ids, which this batch lacks. Set Batch.pair_ids.")
         none = torch.empty(len(batch.video_ids), 0, device=batch.video_ids.device)
         with torch.no_grad():
             kept = features(batch) if features is not None else (none, none)
@@ -180,12 +180,12 @@ class ReplayBuffer(nn.Module):
         return batch.pair_ids, batch.video_ids, batch.categories, tasks, *kept
 
     def _quotas(self, task: Task) -> list[int]:
-        """Return the number of pairs that each task so far may keep; their sum is at most the capacity."""
+        """Return the maximum number of stored pairs of each task so far; their sum is at most the capacity."""
         shares = task.num_tasks if self.quota == "static" else task.index + 1
         return [self.capacity // shares + (i < self.capacity % shares) for i in range(task.index + 1)]
 
     def _thin(self, quotas: Sequence[int]) -> None:
-        """Shrink every task to a uniform sample of its quota."""
+        """Keep, of the stored pairs of each task, a uniform sample of at most its quota."""
         if not len(self):
             return
         kept, (_, tasks) = [], self._on_host()
@@ -197,7 +197,7 @@ class ReplayBuffer(nn.Module):
             setattr(self, name, getattr(self, name)[rows])
 
     def _place(self, fresh: dict[int, tuple[Tensor, ...]]) -> None:
-        """Overwrite existing slots and append the others."""
+        """Write pairs, given by slot, into the fields: overwrite existing slots, and append new ones."""
         if not fresh:
             return
         places = sorted(fresh)
@@ -212,9 +212,13 @@ class ReplayBuffer(nn.Module):
 
 
 def reservoir_index(offered: int, room: int) -> int | None:
-    """Return the slot of pair number `offered` (0-based) among `room` slots; None if it is not kept.
+    """Draw the slot of a pair among `room` slots; None if the pair is not stored.
 
-    After N pairs each has been kept with probability room / N.
+    After N >= `room` pairs, each of them is stored with probability room / N.
+
+    Args:
+        offered: number of pairs that were offered before.
+        room: number of slots.
     """
     if offered < room:
         return offered
@@ -223,11 +227,11 @@ def reservoir_index(offered: int, room: int) -> int | None:
 
 
 def join(first: Batch, second: Batch, task: int) -> Batch:
-    """Concatenate two batches, `first` before `second`; captions are padded with zeros to one length.
+    """Concatenate two batches, `first` before `second`; captions are padded with zeros to the longest.
 
     Args:
         first: pairs of the current task.
-        second: pairs of a memory.
+        second: pairs from a replay buffer.
         task: index of the current task.
     """
     longest = max(first.tokens.shape[1], second.tokens.shape[1])

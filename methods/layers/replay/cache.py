@@ -1,4 +1,4 @@
-"""Cache of the features that a frozen model computes of a task's videos.
+"""Cache of the video features of a frozen model within a task.
 
 Shapes: B pairs, T frames.
 """
@@ -15,20 +15,20 @@ from ctvr.methods.layers.transfer import to_device
 
 
 class VideoFeatureCache:
-    """Features of videos by their numbers, on their device. Create a new one when the model or the task changes.
+    """Cache of features by video id, on the device of the features. Create a new one if the model or task changes.
 
-    Augmented frames differ each time, so their features are not cached.
+    Features of augmented frames are not cached, because the frames differ each time.
     """
 
     def __init__(self) -> None:
         self._features: dict[int, Tensor] = {}
 
     def of(self, batch: Batch, encode: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return features (B, ...) of the batch's videos.
+        """Return features (B, ...) of the videos of a batch; only features of new videos are computed.
 
         Args:
-            batch: its `unaugmented_video_ids` identify equal frames.
-            encode: frames (., T, 3, H, W) -> (., ...), without random numbers; it is called for new videos only.
+            batch: frames, and `unaugmented_video_ids`, which identify equal frames.
+            encode: deterministic function of frames: (N, T, 3, H, W) -> (N, ...).
         """
         numbers = batch.unaugmented_video_ids
         if numbers is None:
@@ -38,3 +38,13 @@ class VideoFeatureCache:
             rows = to_device(list(fresh.values()), batch.frames.device)
             self._features.update(zip(fresh, encode(batch.frames[rows]).unbind()))
         return torch.stack([self._features[number] for number in numbers])
+
+    def state(self) -> tuple[Tensor, Tensor]:
+        """Return the ids (N,) int64 of the cached videos and their features (N, ...); N is 0 for an empty cache."""
+        if not self._features:
+            return torch.zeros(0, dtype=torch.int64), torch.zeros(0)
+        return torch.tensor(list(self._features)), torch.stack(list(self._features.values()))
+
+    def load(self, numbers: Tensor, features: Tensor) -> None:
+        """Replace the cached features by those that `state` returned: `numbers` are video ids (N,)."""
+        self._features = dict(zip(numbers.tolist(), features.unbind()))

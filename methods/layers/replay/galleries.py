@@ -1,6 +1,6 @@
-"""Stored videos of former tasks, the additional negatives of captions in eq. 8 of CTVR (arXiv:2503.10111).
+"""Stored video features of previous tasks, the additional negatives of eq. 8 of CTVR (arXiv:2503.10111).
 
-Shapes: B pairs, R stored videos of former tasks, d joint embedding.
+Shapes: B pairs, R stored videos of previous tasks, d joint embedding.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ctvr.methods.base import Batch
 
 
 class PastGallerySampler:
-    """Returns the features of former videos as references: all of them in every step, or one batch after the other.
+    """Sampler of stored features of previous tasks: all of them in every step, or one batch after the other.
 
-    Batches have as many rows as the task's first batch of pairs, in the order of storing, unshuffled; the
-    last one of a round may be shorter. No checkpoint holds this state: a task begins at the first row. A pass
-    without gradients is not a step: it gets the batch of the next step and does not advance.
+    Batches have as many rows as the first batch of pairs of the task, in stored order; the last batch of a pass over
+    the stored features may be shorter. Every task begins at the first row, so checkpoints do not contain the position.
+    A call without gradients returns the batch of the next step and does not advance.
 
     Args:
-        all_at_once: eq. 8 sums over all former videos; the released code takes batches.
+        all_at_once: whether every step gets all stored features, as in eq. 8; the released code uses batches.
     """
 
     def __init__(self, all_at_once: bool) -> None:
@@ -30,14 +30,15 @@ class PastGallerySampler:
         self._next_row = self._rows = 0
 
     def restart(self) -> None:
-        """Reset at the start of a task."""
+        """Remove the stored features, and return to the first row, at the start of a task."""
         self.stored, self._next_row, self._rows = None, 0, 0
 
     def references(self, sources: Sequence[Tensor], videos: Tensor) -> Tensor:
-        """Return (R, d) for a step on `videos` (B, d); (0, d) if nothing is stored.
+        """Return the stored features (R', d) that a step uses as negatives; (0, d) in the first task.
 
         Args:
-            sources: (., d) features of former tasks, in order; read at the task's first step.
+            sources: features (n, d) of each previous task, in order; they are read in the task's first step only.
+            videos: (B, d) features of the videos of the step.
         """
         if self.stored is None:
             parts = [part for part in sources if part.numel()]
@@ -52,7 +53,12 @@ class PastGallerySampler:
 
 
 def encode_once(encode: Callable[[Tensor], Tensor], loader: Iterable[Batch]) -> list[Tensor]:
-    """Encode every video in `loader` once, whatever its number of captions: features (1, d) each."""
+    """Return a feature (1, d) of every distinct video in `loader`, in order of first occurrence.
+
+    Args:
+        encode: frames (B, T, 3, H, W) -> features (B, d).
+        loader: batches of pairs; a video occurs once for each of its captions.
+    """
     features: dict[int, Tensor] = {}
     for batch in loader:
         for number, feature in zip(batch.video_ids.tolist(), encode(batch.frames).split(1)):

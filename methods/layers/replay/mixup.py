@@ -1,8 +1,8 @@
-"""Mixed pairs: a share (lambda) of one pair and the rest of another.
+"""Mixup of text-video pairs: lambda times one pair plus 1 - lambda times another.
 
-Mixup as in LUMP (Madaan et al., arXiv:2110.06976, section 4), for two modalities. Pixels are mixed directly.
-Token ids cannot be: captions are mixed after token and position embedding. The output is read at both captions' end
-of text and mixed by the same share. So shares 1 and 0 are the captions themselves.
+It extends LUMP (Madaan et al., arXiv:2110.06976, section 4) to two modalities. Pixels are mixed directly. Token ids
+cannot be mixed, so captions are mixed after token and position embedding. The output is read at the end-of-text
+positions of both captions, and the two features are mixed by lambda. With lambda 1 or 0 it equals one of the captions.
 
 Shapes: B pairs, T frames, L text length, D width of the text tower, d joint embedding.
 """
@@ -28,12 +28,14 @@ from ctvr.methods.settings import SettingError, require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class MixingConfig:
-    """Settings of the mixture. The default of alpha is that of LUMP's code."""
+    """Settings of mixup; the default alpha is from LUMP's code."""
 
-    alpha: float = setting(0.4, doc="parameter of the Beta distribution", unpublished=True, later=True, part="loss")
+    alpha: float = setting(
+        0.4, doc="parameter of lambda ~ Beta(alpha, alpha)", unpublished=True, later=True, part="loss"
+    )
     mix_level: Literal["input", "feature"] = setting(
         "input",
-        doc="mixed data; feature: both pairs are encoded, then mixed",
+        doc="level of mixing: input, pixels and token embeddings; feature, encoded pairs",
         unpublished=True,
         part="loss",
     )
@@ -43,7 +45,7 @@ class MixingConfig:
 
 
 def sample_lambda(alpha: float) -> float:
-    """Draw lambda ~ Beta(alpha, alpha), the same on every worker."""
+    """Draw lambda ~ Beta(alpha, alpha); all workers get an equal value."""
     shape = torch.tensor(alpha, device="cpu")  # on the CPU, so that reading the sample does not wait for a GPU
     lam = torch.distributions.Beta(shape, shape).sample()
     if world_size() > 1:
@@ -53,51 +55,54 @@ def sample_lambda(alpha: float) -> float:
 
 @dataclass
 class MixedState(TokenState):
-    """State of mixed captions; `eot` is the first one's, so seams and word masks follow it."""
+    """State of mixed captions; `eot` is the end-of-text position of the first, which hook points and word masks use."""
 
-    other_eot: Tensor | None = None  # (B,) of the second
-    lam: float = 1.0  # of the first
+    other_eot: Tensor | None = None  # (B,) end-of-text positions of the second captions
+    lam: float = 1.0  # lambda, the weight of the first captions
 
 
 def last_end(state: TokenState) -> Tensor:
-    """Return the ends of captions (B,); of mixed ones the later end."""
+    """Return the end-of-text positions (B,) of captions; for mixed captions, the later of both."""
     assert state.eot is not None
     other = state.other_eot if isinstance(state, MixedState) else None
     return state.eot if other is None else torch.maximum(state.eot, other)
 
 
 def embed_mixed(tower: TextTower, first: Tensor, second: Tensor, lam: float) -> tuple[Tensor, MixedState]:
-    """Apply `TextTower.embed` to `lam` of the captions `first` (B, L) and the rest of `second` (B, L).
+    """Mix the embeddings of captions `first` (B, L) and `second` (B, L) by `lam` and 1 - `lam`; see `TextTower.embed`.
 
-    Returns (B, L', D), L' the longest caption of both. Embeddings after a caption's end are zero, so other captions of
-    the batch have no influence.
+    Returns embeddings (B, L', D), L' the length of the longest caption, and their state. Embeddings after the end of a
+    caption are zero, so a caption's result does not depend on the length of other captions in the batch.
+
+    Raises:
+        ValueError: if the tower encodes a caption as several vectors.
     """
     (a, at), (b, bt) = (type(tower).embed(tower, tokens) for tokens in (first, second))
     if len(a) != len(first):
         raise SettingError(
-            "<mix_level>=input mixes captions of one vector, and these have several",
+            "<mix_level>=input mixes captions encoded as one vector, and this tower encodes them as several",
             "Use <mix_level>=feature or another base.",
         )
     length = max(a.shape[1], b.shape[1])
-    a, b = (F.pad(_own(x, state), (0, 0, 0, length - x.shape[1])) for x, state in ((a, at), (b, bt)))
+    a, b = (F.pad(_zero_after_end(x, state), (0, 0, 0, length - x.shape[1])) for x, state in ((a, at), (b, bt)))
     state = MixedState(len(a), eot=at.eot, protected=length, other_eot=bt.eot, lam=lam)
     return lam * a + (1 - lam) * b, state
 
 
-def _own(x: Tensor, state: TokenState) -> Tensor:
-    """Zero the embeddings (B, L, D) after each caption's end of text."""
+def _zero_after_end(x: Tensor, state: TokenState) -> Tensor:
+    """Set the embeddings (B, L, D) after each caption's end-of-text token to zero."""
     assert state.eot is not None
     return x * (torch.arange(x.shape[1], device=x.device) <= state.eot[:, None])[..., None]
 
 
 @contextmanager
 def mixed_captions(method: nn.Module, first: Tensor, second: Tensor, lam: float) -> Iterator[None]:
-    """Inside, every text tower of `method` that reads the captions `first` (B, L) reads the mixture.
+    """Context manager: text towers of `method` encode `first` (B, L) as its mixture with `second` (B, L).
 
-    If its input is several stacked copies of `first`, each copy is mixed with one of `second`.
+    If the input is several concatenated copies of `first`, each copy is mixed with a copy of `second`.
 
     Raises:
-        ValueError: inside, for captions that are not `first`; at the end, if no tower was given any.
+        ValueError: if a tower receives other captions than `first`; on exit, if no tower received captions.
     """
     towers = [module for module in method.modules() if isinstance(module, TextTower)]
     reads: list[int] = []
@@ -119,7 +124,7 @@ def _embed(
     copies = len(tokens) // len(first)
     if tokens is not first and not torch.equal(tokens, first.repeat(copies, 1)):
         raise SettingError(
-            "<mix_level>=input mixes unchanged captions, but this retriever rewrites them before it reads them",
+            "<mix_level>=input mixes unchanged captions, but this retriever changes captions before it encodes them",
             "Use <mix_level>=feature or another base.",
         )
     reads.append(copies)
@@ -134,10 +139,17 @@ def _read(tower: TextTower, x: Tensor, state: TokenState) -> Tensor:
 
 @contextmanager
 def mixed_features(method: nn.Module, first: Tensor, second: Tensor, lam: float, name: str) -> Iterator[None]:
-    """Inside, `method`'s function `name`, given `first`, returns `lam` of its features and the rest of `second`'s.
+    """Context manager: `method.name(first)` returns the features of `first` and `second`, mixed by `lam`.
+
+    Args:
+        method: the retriever.
+        first: input whose features are replaced; other inputs are encoded unchanged.
+        second: input of equal shape.
+        lam: weight of the features of `first`.
+        name: `encode_video` or `encode_text`.
 
     Raises:
-        ValueError: at the end, if it was never given `first`.
+        ValueError: on exit, if the function was never called with `first`.
     """
     encode: Callable[..., Tensor] = getattr(method, name)
     reads: list[int] = []
@@ -152,15 +164,15 @@ def mixed_features(method: nn.Module, first: Tensor, second: Tensor, lam: float,
         yield
     if not reads:
         raise SettingError(
-            f"<mix_level>=feature mixes what {name} returns, which the loss of {type(method).__name__} does not use",
+            f"<mix_level>=feature mixes the output of {name}, which the loss of {type(method).__name__} does not use",
             "Use <mix_level>=input or another base.",
         )
 
 
 def mix_features(first: Tensor, second: Tensor, lam: float) -> Tensor:
-    """Mix features (B, ..., d); each result has the mean of both lengths, so unit vectors give unit vectors.
+    """Mix features (B, ..., d) by `lam` and 1 - `lam`; the norms of results are the norms of both, mixed likewise.
 
-    Word features (B, N, d) of different N get zero rows up to the longer.
+    Word features (B, N, d) of different N are first padded with zero rows to the longer.
     """
     if first.ndim == 3:
         longest = max(first.shape[1], second.shape[1])

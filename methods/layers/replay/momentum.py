@@ -1,9 +1,9 @@
-"""Momentum encoders: a pair of towers that follows the trained pair, its keys, and the contrastive loss over them.
+"""Momentum encoders, which are moving averages of the trained encoders, and the contrastive loss over their keys.
 
-Gao et al., "BMU-MoCo: Bidirectional Momentum Update for Continual Video-Language Modeling", NeurIPS
-2022, section 3.3; the mechanics are MoCo's (He et al., CVPR 2020). Equation numbers are BMU-MoCo's.
-theta are the trained encoders, theta_m the momentum encoders. Both hold all of CLIP, projections
-included. Moving averages are taken in the parameters' own float32, never under autocast.
+Gao et al., "BMU-MoCo: Bidirectional Momentum Update for Continual Video-Language Modeling", NeurIPS 2022, section 3.3,
+based on MoCo (He et al., CVPR 2020). Equation numbers refer to BMU-MoCo. theta are the trained encoders, theta_m the
+momentum encoders. Both contain all of CLIP with its projections. Moving averages are computed in float32, never under
+autocast.
 
 Shapes: B pairs, T frames, L text length, R keys in a queue, P positives of a query, d joint embedding.
 """
@@ -29,12 +29,12 @@ TextPool = Literal["eot", "avg"]
 
 
 class Encoders(nn.Module):
-    """A video and a text encoder that end in unit vectors: eq. 7 for theta, eq. 9 for theta_m.
+    """A video encoder and a text encoder that return unit vectors: eq. 7 for theta, eq. 9 for theta_m.
 
     Args:
         clip: the towers; each frame is projected, then frames are averaged.
-        text_pool: `eot` reads a caption at its end-of-text token, as CLIP was trained;
-            `avg` averages all its projected tokens, as the paper does with BERT.
+        text_pool: `eot` pools a caption by its end-of-text token, as CLIP does; `avg` averages all projected tokens, as
+            the paper does with BERT.
     """
 
     def __init__(self, clip: Clip, text_pool: TextPool = "eot") -> None:
@@ -50,12 +50,12 @@ class Encoders(nn.Module):
         if self.text_pool == "eot":
             return F.normalize(self.clip.text(tokens).float(), dim=-1)
         hidden, eot = self.clip.text.hidden(tokens)
-        return self._read(hidden, self._weights(eot, hidden.shape[1]))
+        return self._pool(hidden, self._weights(eot, hidden.shape[1]))
 
     def mixed_text(self, first: Tensor, second: Tensor, lam: float) -> Tensor:
-        """Encode captions with mixed token embeddings: `lam` of `first` (B, L) and the rest of `second`.
+        """Encode mixed captions (B, d): token embeddings are `lam` * `first` (B, L) + (1 - `lam`) * `second` (B, L).
 
-        Pooling weights are mixed by the same share, so `lam` 1 and 0 are the captions themselves.
+        Pooling weights are mixed likewise. With `lam` 1 or 0 the features equal those of `first` or `second`.
         """
         tower = self.clip.text
         x, state = embed_mixed(tower, first, second, lam)
@@ -65,14 +65,14 @@ class Encoders(nn.Module):
         length = x.shape[1]
         weights = lam * self._weights(state.eot, length) + (1 - lam) * self._weights(state.other_eot, length)
         hidden = tower.project(x)
-        return self._read(hidden, weights)
+        return self._pool(hidden, weights)
 
     def pair(self, frames: Tensor, tokens: Tensor) -> Pair:
-        """Compute features of pairs, gathered over all workers."""
+        """Encode pairs, and gather their features from all workers."""
         return Pair(gather(self.video(frames)), gather(self.text(tokens)))
 
     def _weights(self, eot: Tensor, length: int) -> Tensor:
-        """Return the weight of each token in the caption's feature: (B, L), rows sum to 1."""
+        """Return the pooling weight (B, L) of each token of a caption; rows sum to 1."""
         position = torch.arange(length, device=eot.device)
         if self.text_pool == "eot":
             return (position == eot[:, None]).float()
@@ -80,16 +80,16 @@ class Encoders(nn.Module):
         return real / real.sum(dim=1, keepdim=True)
 
     @staticmethod
-    def _read(hidden: Tensor, weights: Tensor) -> Tensor:
+    def _pool(hidden: Tensor, weights: Tensor) -> Tensor:
         return F.normalize((hidden.float() * weights[..., None]).sum(dim=1), dim=-1)
 
 
 @torch.no_grad()
 def lerp_(target: nn.Module, source: nn.Module, weight: float) -> None:
-    """Set target <- (1 - weight) target + weight source, in place; buffers are copied where `weight` is 1.
+    """Set target <- (1 - weight) target + weight source, in place; buffers are copied if `weight` is 1.
 
-    Equal values do not change, bit for bit, and neither does anything at `weight` 0. For weights between, a key encoder
-    keeps its own running statistics, as in MoCo's code (facebookresearch/moco@132aea9).
+    Where target and source are equal, and everywhere if `weight` is 0, the result is bit-identical to target. For other
+    weights below 1, target keeps its running statistics, as in MoCo's code (facebookresearch/moco@132aea9).
     """
     _lerp_all(target, source, weight)
     if weight == 1:
@@ -98,26 +98,28 @@ def lerp_(target: nn.Module, source: nn.Module, weight: float) -> None:
 
 
 def ema_update(momentum: nn.Module, encoders: nn.Module, m: float) -> None:
-    """Set theta_m <- m theta_m + (1 - m) theta, eq. 8 and 14."""
+    """Set theta_m <- m theta_m + (1 - m) theta, eq. 8 and 14, the update of the momentum encoders."""
     lerp_(momentum, encoders, 1 - m)
 
 
 @torch.no_grad()
 def reverse_ema_update(encoders: nn.Module, momentum: nn.Module, m_hat: float) -> None:
-    """Set theta <- m_hat theta + (1 - m_hat) theta_m, eq. 12 and 13: the reverse update of the encoders."""
+    """Set theta <- m_hat theta + (1 - m_hat) theta_m, eq. 12 and 13, the reverse update of the trained encoders."""
     _lerp_all(encoders, momentum, 1 - m_hat)
 
 
 def _lerp_all(target: nn.Module, source: nn.Module, weight: float) -> None:
-    """Move all parameters at once: on a GPU one kernel takes many small tensors, where `lerp_` starts one for each."""
-    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), weight)
+    """Interpolate all parameters together, because on a GPU one kernel then updates many small tensors."""
+    moved: list[Tensor] = list(target.parameters())
+    torch._foreach_lerp_(moved, list(source.parameters()), weight)
+    torch.autograd.graph.increment_version(moved)  # in a dispatch mode `_foreach_lerp_` does not increment it
 
 
 class Momentum(nn.Module):
-    """A pair of momentum encoders and the queue of its keys.
+    """Momentum encoders and the queue of their keys.
 
-    Never trained, and in evaluation mode except for batch normalisation: MoCo's keys of a training step are normalised
-    by their own batch. CLIP has none.
+    The encoders are never trained, and are in evaluation mode. Only batch normalization follows training mode, because
+    MoCo normalizes the keys of a training step by the statistics of their batch. CLIP lacks batch normalization.
     """
 
     def __init__(self, encoders: Encoders, queue_size: int) -> None:
@@ -133,25 +135,25 @@ class Momentum(nn.Module):
         return self
 
     def restart(self, encoders: Encoders) -> None:
-        """Set theta_m <- theta."""
+        """Set theta_m <- theta, buffers included."""
         lerp_(self.encoders, encoders, 1.0)
 
     @torch.no_grad()
     def keys(self, frames: Tensor, tokens: Tensor) -> Pair:
-        """Compute keys of pairs, gathered over all workers (eq. 9)."""
+        """Compute the keys of pairs (eq. 9), and gather them from all workers."""
         return self.encoders.pair(frames, tokens)
 
 
 @dataclass(frozen=True)
 class Negatives:
-    """Keys that act as negatives, and a mask of those that do not for a query."""
+    """Keys used as negatives, and a mask that excludes keys for single queries."""
 
     keys: Pair  # (R, d) each
-    spared: Tensor  # (B, R) bool: not a negative of this query
+    spared: Tensor  # (B, R) bool: the key is not a negative of the query
 
     @staticmethod
     def join(parts: Sequence[Negatives]) -> Negatives:
-        """Concatenate along the keys."""
+        """Concatenate several sets of keys and their masks."""
         keys = Pair(torch.cat([p.keys.video for p in parts]), torch.cat([p.keys.text for p in parts]))
         return Negatives(keys, torch.cat([p.spared for p in parts], dim=1))
 
@@ -160,7 +162,13 @@ def momentum_contrast(queries: Pair, keys: Sequence[Pair], negatives: Negatives,
     """Compute L_V2T + L_T2V: eq. 10-11 with one pair of keys, eq. 16-18 with two.
 
     L_V2T = mean_i -log( sum_P exp(q_i^V k_i^T / tau) / (sum_P exp(q_i^V k_i^T / tau) + sum_R exp(q_i^V k_r^T / tau)) ),
-    where the sum over P runs over the momentum encoders. Without negatives it is exactly 0.
+    where sum_P runs over the momentum encoders. Without negatives the loss is exactly 0.
+
+    Args:
+        queries: (B, d) features of the trained encoders.
+        keys: (B, d) features of each momentum encoder for the same pairs.
+        negatives: R keys.
+        tau: temperature.
     """
     with torch.autocast(queries.video.device.type, enabled=False):
         to_text = _one_way(queries.video, [k.text for k in keys], negatives.keys.text, negatives.spared, tau)

@@ -1,9 +1,9 @@
-"""A first-in, first-out queue of the keys of the last K pairs, the negatives of momentum contrast.
+"""First-in, first-out queue of the keys of the last K pairs, which are the negatives of momentum contrast.
 
 MoCo (He et al., CVPR 2020), section 3.1, for two modalities as in BMU-MoCo (NeurIPS 2022), eq. 10-11.
-The queue starts empty and grows, unless it is filled with random unit vectors as MoCo's code does.
+The queue starts empty and grows, unless it is filled with random unit vectors, as in MoCo's code.
 
-Shapes: B pairs, K places, R keys in the queue (R <= K), d joint embedding.
+Shapes: B pairs, K slots, R keys in the queue (R <= K), d joint embedding.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from ctvr.methods.settings import SettingError
 
 
 class Pair(NamedTuple):
-    """Features of the same pairs in both modalities: unit vectors in float32."""
+    """Features of pairs in both modalities; row i of both belongs to pair i. They are unit vectors in float32."""
 
     video: Tensor  # (B, d)
     text: Tensor  # (B, d)
 
 
-def _forget_count(queue: nn.Module, missing: object) -> None:
-    """Drop the cached count after a state was loaded."""
+def _reset_count(queue: nn.Module, missing: object) -> None:
+    """Reset the cached number of keys after a state dict was loaded."""
     queue._count = None  # type: ignore[assignment]
 
 
 class KeyQueue(nn.Module):
-    """Queue of the newest keys of both modalities, with the IDs of their videos. Checkpoints contain all of it."""
+    """Queue of the newest keys of both modalities and their video ids, all of which the state dict contains."""
 
     video: Tensor
     text: Tensor
@@ -48,8 +48,8 @@ class KeyQueue(nn.Module):
         self.register_buffer("videos", torch.full((size,), -1))
         self.register_buffer("pointer", torch.tensor(0))  # the slot that is written next
         self.register_buffer("filled", torch.tensor(0))  # R
-        self._count: int | None = None  # the same on the host, cached; None: read `filled`
-        self.register_load_state_dict_post_hook(_forget_count)
+        self._count: int | None = None  # cached value of `filled` on the host; None if it must be read
+        self.register_load_state_dict_post_hook(_reset_count)
 
     def __len__(self) -> int:
         if self._count is None:
@@ -57,13 +57,13 @@ class KeyQueue(nn.Module):
         return self._count
 
     def content(self) -> tuple[Pair, Tensor]:
-        """Return the R keys, in the order of their places, and their video numbers (R,); -1 means no video."""
+        """Return the R keys (R, d), in the order of their slots, and their video ids (R,), -1 for random keys."""
         filled = len(self)
         return Pair(self.video[:filled], self.text[:filled]), self.videos[:filled]
 
     @torch.no_grad()
     def enqueue(self, keys: Pair, videos: Tensor) -> None:
-        """Replace the oldest keys by keys (B, d). B need not divide K, and may exceed it."""
+        """Append keys (B, d) with video ids (B,), and remove the oldest. B need not divide K, and may exceed it."""
         count = len(videos)
         places = (self.pointer + torch.arange(count, device=self.videos.device)) % self.size
         newest = slice(max(0, count - self.size), count)  # no slot is written twice
@@ -76,7 +76,7 @@ class KeyQueue(nn.Module):
 
     @torch.no_grad()
     def reset(self, random: bool = False) -> None:
-        """Empty the queue, or fill it with random unit vectors that belong to no video."""
+        """Empty the queue or, if `random`, fill it with random unit vectors that do not belong to a video."""
         self._count = self.size if random else 0
         self.pointer.zero_()
         self.filled.fill_(self.size if random else 0)

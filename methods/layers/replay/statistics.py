@@ -1,6 +1,7 @@
-"""Feature statistics of former categories, and pseudo pairs drawn from them (StructAlign, SIGIR 2026, eqs. 14 and 22).
+"""Feature statistics of learned categories, and pseudo pairs drawn from them (StructAlign, SIGIR 2026, eqs. 14 and 22).
 
-Shapes: n categories, P pairs, R draws, d width of the features. The two modalities are text (0) and video (1).
+Shapes: B pairs, n categories, P pairs of a category, R pseudo pairs, d width of the features. A dimension of 2 is the
+modality: text (0) and video (1).
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from ctvr.methods.layers.transfer import to_device
 
 
 def dispersion(features: Tensor) -> Tensor:
-    """Average 1 - cos over all ordered pairs i != j of features (P, d): one category of eq. 22. 0 for a single pair."""
+    """Compute the term of eq. 22 of one category: the mean of 1 - cos over all pairs of different features (P, d).
+
+    It is 0 for a single feature.
+    """
     if len(features) < 2:
         return features.new_zeros(())
     pairs = len(features) * (len(features) - 1)
@@ -25,26 +29,36 @@ def dispersion(features: Tensor) -> Tensor:
 
 
 def mean_dispersion(features: Tensor, categories: Tensor) -> Tensor:
-    """Compute eq. 22 in one batch: the mean `dispersion` of the categories (B,) with several features (B, d)."""
+    """Compute eq. 22 for a batch: the mean of `dispersion` over categories with at least two features.
+
+    Args:
+        features: (B, d).
+        categories: (B,) category of each feature.
+    """
     same = (categories[:, None] == categories).to(features.dtype)  # (B, B)
-    pairs = same.sum(dim=1)  # (B,) of each row's category
+    pairs = same.sum(dim=1)  # (B,) number of features of each row's category
     x = l2_normalize(features).to(features.dtype)
-    inner = same @ (same * (x @ x.mT)).sum(dim=1)  # of each row's category: |sum of its features|^2
+    inner = same @ (same * (x @ x.mT)).sum(dim=1)  # (B,) |sum of the features of each row's category|^2
     found = 1 - (inner - pairs) / (pairs * (pairs - 1)).clamp(min=1)
-    weight = (pairs > 1) / pairs  # a category counts once
+    weight = (pairs > 1) / pairs  # the weights of a category sum to 1, or to 0 for a single feature
     return (weight * found).sum() / weight.sum().clamp(min=0.5)
 
 
 def mean_deviation(features: Tensor, categories: Tensor) -> Tensor:
-    """Compute |epsilon| of eq. 9 in one batch: the distance of its n categories from equal angles. 0 for a single one.
+    """Compute |epsilon| of eq. 9 for a batch of n categories: the mean of |<m_c, m_c'> + 1 / (n - 1)| over c != c'.
 
-    The mean of |<m_c, m_c'> + 1 / (n - 1)| over different categories. m_c are their means of unit features (B, d),
-    minus the mean of these, normalised. All shapes are those of the batch, so that a GPU need not wait for a count.
+    m_c is the mean unit feature of category c, minus the average of all these means, normalized. The result is 0 for
+    equal angles between all categories, and for a single category. Shapes depend on B only, so that the host need not
+    wait for a GPU to count categories.
+
+    Args:
+        features: (B, d).
+        categories: (B,) category of each feature.
     """
     same = (categories[:, None] == categories).to(features.dtype)  # (B, B)
-    weight = 1 / same.sum(dim=1)  # (B,): a category counts once
+    weight = 1 / same.sum(dim=1)  # (B,); the weights of a category sum to 1
     n = weight.sum()
-    means = (same * weight) @ l2_normalize(features).to(features.dtype)  # (B, d) of each row's category
+    means = (same * weight) @ l2_normalize(features).to(features.dtype)  # (B, d) mean of each row's category
     centred = l2_normalize(means - (weight[:, None] * means).sum(dim=0) / n).to(features.dtype)
     departure = (centred @ centred.mT + 1 / (n - 1).clamp(min=0.5)).abs()
     different = weight[:, None] * weight * (1 - same)
@@ -52,19 +66,27 @@ def mean_deviation(features: Tensor, categories: Tensor) -> Tensor:
 
 
 def geometry(features: Iterable[Tensor], categories: Tensor) -> Tensor:
-    """Return (4,): `mean_dispersion` of both modalities of a batch, then `mean_deviation`; without gradient."""
+    """Return (4,) without gradient: `mean_dispersion` of text and video, then `mean_deviation` of text and video.
+
+    Args:
+        features: (B, d) features of text, then of video.
+        categories: (B,) category of each pair.
+    """
     both = [side.detach() for side in features]
     return torch.stack([of(side, categories) for of in (mean_dispersion, mean_deviation) for side in both])
 
 
 class ClassStatistics(nn.Module):
-    """Mean and spread of each finished category, in both modalities. Buffers grow with the stream."""
+    """Mean and spread of the features of each learned category in both modalities. The buffers grow with the stream.
 
-    categories: Tensor  # (n,) int64 global indices
-    means: Tensor  # (2, n, d)
-    sigmas: Tensor  # (2, n) standard deviation of one coordinate
-    aligned: Tensor  # (2, n, d) mean of each category where it is aligned with its prototype
-    dispersions: Tensor  # (2, n) of `dispersion` there; both as the category was learned
+    Aligned features are features in the space in which they are aligned with prototypes.
+    """
+
+    categories: Tensor  # (n,) int64 global indices of the categories
+    means: Tensor  # (2, n, d) mean features
+    sigmas: Tensor  # (2, n) standard deviation of one dimension of the features: root of the mean variance
+    aligned: Tensor  # (2, n, d) mean aligned features, computed when the category was learned
+    dispersions: Tensor  # (2, n) `dispersion` of aligned features, computed when the category was learned
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,18 +101,19 @@ class ClassStatistics(nn.Module):
 
     @torch.no_grad()
     def add(self, category: int, pairs: Tensor, aligned: Tensor, normalise: bool) -> None:
-        """Store the statistics of one category's pairs; replaces earlier ones.
+        """Store the statistics of one category's pairs, and replace earlier statistics of that category.
 
         Args:
-            category: its global index.
+            category: global index of the category.
             pairs: (2, P, d) text and video features in the space where pseudo pairs are drawn.
-            aligned: (2, P, d) the same in the space where they are aligned with prototypes.
-            normalise: bring the means to length 1, as below eq. 13; the released code does not.
+            aligned: (2, P, d) aligned features of these pairs.
+            normalise: whether to normalize the means to length 1, as the text after eq. 13 says; the released code
+                does not.
         """
         self._add(category, pairs, aligned, normalise, self.categories.tolist())
 
     def _add(self, category: int, pairs: Tensor, aligned: Tensor, normalise: bool, known: Sequence[int]) -> None:
-        """Implement `add`; `known` are the values of `categories`, already on the host."""
+        """Implement `add`; `known` are the values of `categories`, read before by the caller."""
         both, aligned = pairs.float(), aligned.float()
         mean = both.mean(dim=1)
         variance = both.var(dim=1, correction=1 if both.shape[1] > 1 else 0)  # (2, d)
@@ -109,10 +132,15 @@ class ClassStatistics(nn.Module):
 
     @torch.no_grad()
     def observe(self, batches: Iterable[tuple[Tensor, Tensor, Tensor]], normalise: bool) -> None:
-        """Call `add` for every category of (categories (B,), features (2, B, d), aligned features (2, B, d))."""
+        """Call `add` for every category that occurs in batches.
+
+        Args:
+            batches: categories (B,), features (2, B, d) and aligned features (2, B, d) of pairs.
+            normalise: see `add`.
+        """
         seen = list(batches)
         rows = ((features[:, row], aligned[:, row]) for _, features, aligned in seen for row in range(aligned.shape[1]))
-        numbers = torch.cat([self.categories, *(categories for categories, _, _ in seen)]).tolist()  # one wait
+        numbers = torch.cat([self.categories, *(categories for categories, _, _ in seen)]).tolist()  # the only wait
         known = numbers[: len(self)]
         found: dict[int, list[tuple[Tensor, Tensor]]] = {}
         for category, pair in zip(numbers[len(self) :], rows, strict=True):
@@ -123,10 +151,11 @@ class ClassStatistics(nn.Module):
             known = [*(other for other in known if other != category), category]
 
     def geometry(self) -> dict[str, float]:
-        """Measure (P1)-(P3) of section 4.1 over the categories so far; empty before the first.
+        """Measure properties (P1)-(P3) of section 4.1 over the learned categories; empty without a category.
 
-        `micd_*`: eq. 22, within categories. `angle_*`: |epsilon| of eq. 9, the mean distance of the inner products
-        of different centred means from -1 / (n - 1), for n > 1. `modality_gap`: the mean of delta_c of (P3).
+        Keys: `micd_text` and `micd_video` are eq. 22, the dispersion within categories. `angle_text` and `angle_video`,
+        for n > 1, are |epsilon| of eq. 9: the mean distance from -1 / (n - 1) of the inner products of different
+        centered means. `modality_gap` is the mean of delta_c of (P3).
         """
         if not len(self):
             return {}
@@ -141,23 +170,23 @@ class ClassStatistics(nn.Module):
                 centred = l2_normalize(means - means.mean(dim=0))
                 inner = (centred @ centred.mT).flatten()[different]
                 found[f"angle_{name}"] = (inner + 1 / (n - 1)).abs().mean()
-        return dict(zip(found, torch.stack(list(found.values())).tolist()))  # one wait
+        return dict(zip(found, torch.stack(list(found.values())).tolist()))  # the only wait
 
     def similarities(self) -> Tensor:
-        """Return (2, n, n) inner products of eq. 9 among the category means of texts and of videos.
+        """Return the inner products (2, n, n) of eq. 9 between the category means of texts and of videos.
 
-        Centred by the mean of the means, as in `geometry`. Rows have the order of `categories`.
+        The means are centered by their average and normalized, as in `geometry`. Rows have the order of `categories`.
         """
         centred = l2_normalize(self.aligned - self.aligned.mean(dim=1, keepdim=True))
         return centred @ centred.mT
 
     @torch.no_grad()
     def draw(self, count: int, sigma: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw `count` pseudo pairs by eq. 14, of uniformly drawn categories; all workers draw the same pairs.
+        """Draw `count` pseudo pairs by eq. 14 from uniformly drawn categories; all workers get equal pairs.
 
         Args:
             count: R.
-            sigma: standard deviation of the noise; None takes each category's own.
+            sigma: standard deviation of the noise; if None, that of each category is used.
 
         Returns:
             categories (R,), text (R, d) and video (R, d).

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def caption_features_for(context: EvaluationContext, queries: Sequence[Queries], is_fresh: bool) -> Sequence[Tensor]:
-    """Return the results of `caption_features` for all captions, for re-encoded or for stored galleries.
+    """Return all results of `caption_features`, for re-encoded galleries if `is_fresh`, otherwise for stored ones.
 
     Empty on a worker that only encodes.
     """
@@ -62,7 +62,7 @@ def rank_aged(
 
     Args:
         features: captions (Q, d) for the stored videos, one tensor for each task.
-        unmoved: the same for videos that the current model has encoded.
+        unmoved: captions (Q, d) for videos that the current model has encoded, one tensor for each task.
         counts: for each task, the number of its first videos that the current model has encoded.
     """
     old, new = (TiledScorer(method, each, galleries, device) for each in (features, unmoved))

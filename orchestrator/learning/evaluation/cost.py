@@ -3,12 +3,12 @@
 Multiply-adds follow TempMe's tables (arXiv:2409.01156; their "GFLOPs" are multiply-adds). Their rule, found by
 recomputing every row: one video, video tower only, inference, LoRA merged into the weights, no matching::
 
-    T P D 3p^2 + sum over blocks (4 n D^2 + 2 D sum over groups N^2 + 2 n' D H) + what seams add
+    T P D 3p^2 + sum over blocks (4 n D^2 + 2 D sum over groups N^2 + 2 n' D H) + operations that the method adds
 
 with n tokens in attention and n' in the MLP of a block, as the tower logs them (`TokenState.log`). The paper's
 profiler also counts norms, so its figures are 0.2 to 0.3 % higher. Two of its conventions are not followed. It
-counts the patch embedding of 12 frames for any number of frames (276.7 for 64 frames, where 282.1 are computed).
-Its 25.0 for TempMe with 8 frames fits no schedule.
+counts the patch embedding of 12 frames for any number of frames (276.7 GFLOPs for 64 frames instead of 282.1).
+Its 25.0 GFLOPs for TempMe with 8 frames do not match any merging schedule.
 
 Shapes: T frames, P patches of p x p pixels, D width, H hidden width of the MLP, N tokens of an attention group.
 """
@@ -66,7 +66,7 @@ class VideoCost:
 
     macs: int
     log: list[tuple[int, int, int]]  # last pass through the tower: groups, tokens in attention, tokens in MLP
-    stored: int  # numbers stored per video
+    stored: int  # values stored per video
 
     @property
     def tokens_out(self) -> int:
@@ -79,7 +79,7 @@ class VideoCost:
 def video_cost(method: Method, frames: Tensor) -> VideoCost:
     """Count the operations of encoding `frames` (B, T, 3, H, W) once; with `meta` tensors, without computing.
 
-    Every pass through the image tower counts. For a method without one, its convolutions and linear layers count.
+    Every pass through the image tower counts. Without an image tower, all convolutions and matrix products count.
     """
     tower = next((module for module in method.modules() if isinstance(module, VisionTower)), None)
     training = method.training
@@ -102,7 +102,7 @@ def video_cost(method: Method, frames: Tensor) -> VideoCost:
 def trained_parameters(method: Method) -> int:
     """Return the number of parameters that are trained in the current task; shared tensors count once.
 
-    Of a method that learns in `end_task`, its buffers outside the backbone count, too: sums, maps and projections.
+    If a method learns in `end_task`, its buffers outside the backbone count, too, such as sums, maps and projections.
     """
     tensors: dict[int, Tensor] = {id(p): p for group in method.param_groups() for p in group["params"]}
     if method.declared.learns_in_end_task:
@@ -129,10 +129,10 @@ def query_cost(method: Method, tokens: Tensor, tasks: int) -> dict[str, float]:
         tokens: (1, L) int64 tokens of a caption, on the method's device.
 
     Returns:
-        `cost/query_passes`: passes through text towers, one per task where the text is task-conditioned, unless the
+        `cost/query_passes`: passes through text towers, one per task if the text is task-conditioned, unless the
         method has `text_passes`;
-        `cost/query_gmacs`: multiply-adds of all passes in 10^9, as torch counts matrix products. Those inside a
-        fused attention kernel (3 % for a text of 77 tokens) count only where torch supports the kernel, on a GPU.
+        `cost/query_gmacs`: multiply-adds of all passes in 10^9, as torch counts matrix products. Products inside a
+        fused attention kernel (3 % for a text of 77 tokens) are counted on a GPU only.
     """
 
     passes, kept = text_passes(method, tasks), dict[int, Any]()
@@ -152,7 +152,7 @@ def text_passes(method: Method, tasks: int) -> int:
 
 
 def measure(method: Method, frames: Tensor, seconds: float = 0.3) -> dict[str, float]:
-    """Measure the logged cost of a run: counts, and speed and memory on this machine.
+    """Measure the costs that a run logs: counts of operations and values, and speed and memory on this machine.
 
     Args:
         method: after `begin_task`.
@@ -160,9 +160,9 @@ def measure(method: Method, frames: Tensor, seconds: float = 0.3) -> dict[str, f
         seconds: how long to time the encoder; it runs at least once, after one warm-up.
 
     Returns:
-        `cost/...` metrics: parameters, multiply-adds per video in 10^9, tokens after the last block, numbers
-        stored per video, videos encoded per second, and the peak memory in 10^6 bytes (on a GPU of the
-        accelerator while encoding; on a CPU of the whole process so far).
+        `cost/...` metrics: parameters, multiply-adds per video in 10^9, tokens after the last block, values
+        stored per video, videos encoded per second, and the peak memory in 10^6 bytes (on a GPU, memory of the
+        device while encoding; on a CPU, memory of the whole process so far).
     """
     cost = video_cost(method, frames)
     speed, memory = _time(method, frames, seconds)
@@ -180,7 +180,7 @@ def measure(method: Method, frames: Tensor, seconds: float = 0.3) -> dict[str, f
 @torch.no_grad()
 @merged_weights()
 def _time(method: Method, frames: Tensor, seconds: float) -> tuple[float, float]:
-    """Return videos per second and peak megabytes of `encode_video`."""
+    """Return videos per second and peak memory (10^6 bytes) of `encode_video`."""
     cuda = frames.is_cuda
     training = method.training
     method.eval()
@@ -201,7 +201,7 @@ def _time(method: Method, frames: Tensor, seconds: float) -> tuple[float, float]
 
 @functools.cache
 def sizes_only(name: str = "ViT-B-32-quickgelu") -> Clip:
-    """Build an open_clip or UMT architecture on the meta device: shapes can be counted, nothing can be computed."""
+    """Build an open_clip or UMT architecture on the meta device, whose tensors have shapes but no values."""
     import open_clip
 
     if name in UMT:

@@ -1,4 +1,4 @@
-"""Features of videos for searches: equal for a clip in any batch, and for any order of frames that are averaged.
+"""Encoding of videos for searches: features depend neither on the batch nor on the order of frames that are averaged.
 
 A tie between a clip and its time-reversed twin then does not depend on rounding.
 """
@@ -13,6 +13,7 @@ from torch import Tensor
 from ctvr.methods.backbone.merged_weights import merged_weights
 from ctvr.methods.base import Method
 from ctvr.methods.layers.pooling import order_free_sums
+from ctvr.orchestrator.processes import beat
 
 FRAMES_PER_BLOCK = 64  # frames in a block of videos that are encoded together
 
@@ -25,16 +26,17 @@ def encode_videos(method: Method, batches: Iterable[Tensor], task: int) -> Tenso
 
 
 def encode_in_blocks(encode: Callable[[Tensor], Tensor], batches: Iterable[Tensor]) -> Tensor:
-    """Encode videos (B, T, ...) in blocks of equal size, the last filled with copies of its last video.
+    """Encode videos (B, T, ...) in blocks of equal size; the last block is filled up with copies of its last video.
 
-    Kernels choose the order of sums by the size of their input. With one size for videos of T frames, the features of
-    a video do not depend on the videos that are encoded with it. `encode` runs within `order_free_sums`.
+    Kernels choose the order of sums by the size of their input. With one block size for videos of T frames, the
+    features of a video do not depend on the other videos of its block. `encode` runs within `order_free_sums`.
 
     Returns:
         Features (V, ...) of all batches, float32 on the CPU.
     """
     found = []
     for block in _blocks(batches):
+        beat()
         size = _size(block)
         whole = (
             torch.cat([block, block[-1:].expand(size - len(block), *block.shape[1:])]) if len(block) < size else block

@@ -28,13 +28,14 @@ from ctvr.orchestrator.learning.evaluation.ranking import Positions, Ranked, Sco
 from ctvr.orchestrator.learning.evaluation.spill import spill_features
 from ctvr.orchestrator.learning.evaluation.tiled_scorer import TiledScorer, offsets
 from ctvr.orchestrator.learning.record.run_state import Evaluation
+from ctvr.orchestrator.processes import beat
 from ctvr.orchestrator.settings.evaluation_config import EvaluationConfig
 
 _KNOWN_TEXTS: WeakKeyDictionary[Method, dict[bytes, Tensor]] = WeakKeyDictionary()
 
 
 def encode_for_task(method: Method, tokens: Tensor, task: int | None, kept: dict[int, Any], part: int = 0) -> Tensor:
-    """Encode captions for a task; with `text_passes`, encode them once, keep them as `part`, and adapt them."""
+    """Encode captions for a task. With `text_passes`, `kept[part]` is encoded once and adapted to each task."""
     if task is None or not method.text_passes:
         return method.encode_text(tokens, task)
     if part not in kept:
@@ -54,11 +55,11 @@ def encode_texts(
 ) -> Tensor:
     """Return caption features (Q, ...) on the CPU; word features are padded with zeros to the longest.
 
-    Captions of similar length are encoded together, since a pass is as long as its longest caption. Equal captions are
-    encoded once; with a frozen text tower, once per run instead of after every task.
+    Captions of similar length are encoded together, because a batch is padded to its longest caption. Equal captions
+    are encoded once; with a frozen text tower, once per run instead of after every task.
 
     Args:
-        kept: features of the same captions for another task; see `encode_for_task`.
+        kept: outputs of `encode_text_once` for these captions, which other tasks reuse; see `encode_for_task`.
     """
     keys = [row.numpy().tobytes() for row in tokens]
     known: dict[bytes, Tensor] = _KNOWN_TEXTS.setdefault(method, {}) if method.declared.text_is_frozen else {}
@@ -67,6 +68,7 @@ def encode_texts(
     rows = rows[tokens[rows].argmax(dim=1).argsort(stable=True)]  # by the position of the end of text
     kept = {} if kept is None else kept
     for number, part in enumerate(rows.split(config.batch_size) if len(rows) else ()):
+        beat()
         own = tokens[part] if method.declared.attends_to_padding else trim_padding(tokens[part])
         features = encode_for_task(method, to_device(own, device), task, kept, number).float().cpu()
         known.update((keys[row], feature) for row, feature in zip(part.tolist(), features))
@@ -80,10 +82,10 @@ def caption_features(
     device: torch.device,
     encode_sharded: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None = None,
 ) -> Iterator[Tensor]:
-    """Yield features (Q, ...) of all captions: once, or once per task where the text is task-conditioned.
+    """Yield features (Q, ...) of all captions: once, or once per task if the text is task-conditioned.
 
-    Then every caption is encoded once for each task's videos, and scores are compared unchanged (CTVR, section 4.2).
-    A method with `text_passes` encodes it once and adapts the features to each task.
+    In the second case every caption is encoded once for the videos of each task, and the scores of all tasks are
+    compared unchanged (CTVR, section 4.2). A method with `text_passes` encodes it once and adapts the features.
 
     Args:
         encode_sharded: encodes captions on all workers and returns them on the worker that scores; see
@@ -136,14 +138,14 @@ def compute_ranks(
 ) -> Ranked | None:
     """Rank the captions and the stored videos of tasks 1..t, in both directions.
 
-    Scores that need no normalization are counted tile by tile. A method that normalizes them needs the matrix (Q, V).
-    If the text is task-conditioned, either all caption features or the matrix is kept, whichever is smaller. Where that
-    exceeds `spill.MEMORY_BUDGET`, the features are spilled to files.
+    Scores without normalization are counted tile by tile. A method that normalizes scores needs the matrix (Q, V).
+    If the text is task-conditioned, either all caption features or the matrix is kept, whichever is smaller. If both
+    exceed `spill.MEMORY_BUDGET`, the features are spilled to files.
 
     Args:
         protocol: protocol of the stream, `ctvr` or `cvlm`.
         encode_sharded: see `caption_features`.
-        is_scoring: False on a worker that only encodes; it returns None.
+        is_scoring: whether this worker scores; a worker that only encodes returns None.
     """
     sizes, encoded = (
         [len(gallery) for gallery in galleries],
@@ -180,7 +182,7 @@ def rank_features(
 
     Args:
         features: results of `caption_features`; a sequence unless `as_matrix`.
-        as_matrix: compute all scores first, which a method that normalizes scores requires.
+        as_matrix: whether to compute all scores first, which a method that normalizes scores requires.
     """
     sizes = [len(gallery) for gallery in galleries]
     if as_matrix:
@@ -191,7 +193,7 @@ def rank_features(
 
 
 def rank_scorer(score: Score, queries: Sequence[Queries], sizes: Sequence[int], config: EvaluationConfig) -> Ranked:
-    """Rank by scores that are computed on demand, for galleries of these sizes."""
+    """Rank captions and videos by scores that are computed on demand, for galleries of these sizes."""
     rows, columns = offsets(len(q.target) for q in queries), offsets(sizes)
     target = torch.cat([q.target + start for q, start in zip(queries, columns)])
     twin = torch.cat([torch.where(q.twin >= 0, q.twin + start, -1) for q, start in zip(queries, columns)])
@@ -205,7 +207,7 @@ class Scores:
     to_videos: Tensor  # (Q, V): captions search videos
     to_captions: Tensor  # (Q, V): videos search captions
     own: tuple[Tensor, ...]  # each task's captions and videos only, captions search videos
-    own_to_captions: tuple[Tensor, ...]  # the same, videos search captions
+    own_to_captions: tuple[Tensor, ...]  # each task's captions and videos only, videos search captions
 
 
 def final_scores(
@@ -217,7 +219,7 @@ def final_scores(
     ranks then do not depend on later tasks, so that the forgetting of an untrained model is 0.
 
     Args:
-        is_cut: slice a task's own gallery from the complete matrix instead; see `EvaluationConfig.own_gallery`.
+        is_cut: whether to slice own galleries from the normalized matrix instead; see `EvaluationConfig.own_gallery`.
     """
     rows, columns = offsets(len(q.target) for q in queries), offsets(sizes)
     parts = [(slice(*rows[i : i + 2]), slice(*columns[i : i + 2])) for i in range(len(sizes))]
@@ -231,7 +233,7 @@ def final_scores(
 
 
 def rank_scores(scores: Scores, queries: Sequence[Queries], sizes: Sequence[int], config: EvaluationConfig) -> Ranked:
-    """Return the ranks by precomputed scores."""
+    """Rank captions and videos by precomputed scores."""
     to_videos = rank_scorer(score_reader(scores.to_videos), queries, sizes, config)
     to_captions = rank_scorer(score_reader(scores.to_captions), queries, sizes, config)
     own = [rank_scorer(score_reader(s), [q], [size], config) for s, q, size in zip(scores.own, queries, sizes)]
@@ -248,10 +250,12 @@ def rank_scores(scores: Scores, queries: Sequence[Queries], sizes: Sequence[int]
 
 
 def metrics_of(ranked: Ranked, queries: Sequence[Queries], sizes: Sequence[int]) -> Evaluation:
-    """Compute all metrics of the protocol from the positions of tasks 1..t.
+    """Compute the metrics after task t that depend only on ranks of this evaluation; `add_history` adds the others.
 
-    `r1_twins` and `r1_no_twins` are R@1 of the captions whose video has a time-reversed twin, and of all others.
-    `v2t` ranks videos by their best caption, as the released codes do; `v2t_captions` ranks the captions themselves.
+    `r1_twins` and `r1_no_twins` are R@1 of the captions whose video has a time-reversed twin, and of other captions.
+    In `v2t` and `v2t_captions` a video is the query. In `v2t` it is ranked among all captioned videos, each scored by
+    its best caption, as in the released codes. In `v2t_captions` its best own caption is ranked among all captions of
+    other videos.
 
     Args:
         ranked: from `compute_ranks`.

@@ -2,27 +2,27 @@
 
 The videos of task k are stored by the model after task k and are never encoded again (CTVR, section 3), while the
 captions of all tasks use the newest model. After a task this module re-encodes a share of the old videos, oldest first,
-and lets the same caption features search the mixed gallery. A method that moves captions back to the model of a stored
-video (`Capabilities.compensates_age`) does not move them for a re-encoded one.
+and lets the same caption features search the mixed gallery. A method that maps captions to the model that stored a
+video (`Capabilities.compensates_age`) leaves them unmapped for a re-encoded video.
 
-    stream/index/r1_P           R@1 with P % of the old videos re-encoded (old: of earlier tasks); 0 as stored, 100 all
-    stream/index/gap            r1_100 - r1_0: compatibility gap in points; task_NN/index/gap: of one task's captions
-    task_NN/index/gap_own       the same among the videos of that task alone; 0 for the newest task
+    stream/index/r1_P           R@1 with P % of the old videos (of earlier tasks) re-encoded; P = 0: all as stored
+    stream/index/gap            r1_100 - r1_0: compatibility gap in points; task_NN/index/gap: for captions of one task
+    task_NN/index/gap_own       this gap among the videos of that task alone; 0 for the newest task
     stream/index/gained, lost   % of captions that are right in only one of the two galleries; gap = gained - lost.
-                                A tie counts by its chance
-    stream/index/update         R@1 of the captions and stored videos of earlier tasks, now less after the task before
-    stream/index/update_gained, update_lost    % of these captions that are right only now, or were only then
-    stream/index/update_gain    `update` over the change that the same captions have with these videos re-encoded
-    stream/index/videos         videos that were encoded for this after this task; seconds: the time that it took
-    stream/index/videos_P       videos of the searched gallery that the current model encoded after their task
+                                A tie counts by its probability of rank 1
+    stream/index/update         change of R@1 since the previous task: captions and stored videos of earlier tasks
+    stream/index/update_gained, update_lost    % of these captions that are right only now, or were right only before
+    stream/index/update_gain    `update` divided by the change of R@1 if these videos are re-encoded
+    stream/index/videos         number of videos that were encoded for these metrics; seconds: time of this encoding
+    stream/index/videos_P       number of videos of the searched gallery that the current model re-encoded
     stream/index/bytes          size of the stored features of all tasks so far, in float32
 
-BCT's criterion of backward compatibility (Shen et al., CVPR 2020) holds between two tasks where `update` > 0: more
-captions find the same stored videos, without the newest task's, than before. Its update gain is 1 where that is as much
-as re-encoding these videos gives, and absent where re-encoding changes nothing. Gaps and the gain need P = 100. Gaps
-are R@1 in points, over all captions so far (each counts once). A re-encoded gallery is not an upper bound: its old
-videos compete better with the new ones, and `gap` can be negative. The ranks at every P are kept in the record of the
-run (`RunState.aged_ranks`). FastFill calls the curve over P back-filling.
+BCT's criterion of backward compatibility (Shen et al., CVPR 2020) holds between two tasks if `update` > 0. Then more
+captions of earlier tasks find their stored videos than before. BCT's update gain is 1 if `update` equals the effect of
+re-encoding these videos, and absent if re-encoding does not change R@1. Gaps and the gain need P = 100. Gaps are
+differences of R@1 in points, over all captions so far (each counts once). A re-encoded gallery is not an upper bound:
+its old videos compete better with the new ones, so `gap` can be negative. The ranks at every P are kept in the record
+of the run (`RunState.aged_ranks`). FastFill calls the curve over P back-filling.
 
 Shapes: Q captions, V videos, T tasks.
 """
@@ -64,11 +64,11 @@ def optional_metrics(
 
     Args:
         context: inputs of the evaluation, with the stored galleries.
-        encode_gallery: `Loop._gallery`: encodes videos of a task by the current model, on all workers.
+        encode_gallery: encodes videos of a task with the current model, on all workers (`Loop._gallery`).
         reencodes: whether the current model has encoded all stored galleries.
-        done: 0 measures the untrained model.
+        done: number of finished tasks; 0 measures the untrained model.
         own: R@1 of the tasks so far, each in its own gallery.
-        record: state of the run after the former tasks.
+        record: state of the run after the previous task.
         first: metrics of the untrained model.
     """
     config, tasks = context.config, len(context.data.stream.tasks)
@@ -102,7 +102,7 @@ def measure_ages(
     seconds = time.monotonic() - started
     queries = context.queries()
     features = caption_features_for(context, queries, reencodes)
-    # Captions that are mapped to an older model search re-encoded videos unmapped
+    # A method that maps captions to older models searches re-encoded videos with unmapped captions
     unmoved = caption_features_for(context, queries, True) if context.method.declared.compensates_age else None
     if not context.is_scoring:
         return Evaluation()
@@ -139,7 +139,7 @@ def measure_ages(
 
 
 def _counts(sizes: Sequence[int], share: int) -> list[int]:
-    """Return how many videos of each task are re-encoded: `share` % of those of earlier tasks, oldest first."""
+    """Return how many videos of each task are re-encoded: `share` % of all videos of earlier tasks, oldest first."""
     left = sum(sizes[:-1]) * share // 100
     counts = []
     for size in sizes[:-1]:
@@ -153,7 +153,7 @@ def mix_galleries(stored: Sequence[Tensor], fresh: Sequence[Tensor], share: int)
 
     Args:
         stored: features (V, ...) of each task's videos; the last task is the newest.
-        fresh: the same by the current model; for a task, the first videos suffice if no more are used.
+        fresh: features of these videos by the current model; of each task, the first videos that are used suffice.
         share: percent in [0, 100]; the count is rounded down.
     """
     counts = _counts([len(gallery) for gallery in stored], share)
@@ -181,11 +181,11 @@ def _gaps(stored: Ranked, fresh: Ranked, rows: Sequence[int]) -> dict[str, float
 
 
 def _update(before: Positions, after: Positions, afresh: Positions | None = None) -> dict[str, float]:
-    """Return the change between two positions (Q,) of the same captions among the same stored videos.
+    """Return the change of R@1 between two positions (Q,) of the same captions among the same stored videos.
 
     Args:
-        before, after: positions by the previous task's model and by the current one.
-        afresh: positions by the current model, among the same videos re-encoded.
+        before, after: positions by the model after the previous task and by the current model.
+        afresh: positions by the current model among these videos if they are re-encoded.
     """
     gained, lost = _flips(before, after)
     change = metrics.recall(after, 1) - metrics.recall(before, 1)
@@ -227,10 +227,10 @@ def transfer_metrics(own: metrics.Matrix, former: Sequence[Mapping[str, float]])
 
     Args:
         own: R@1 of tasks 0..t after task t, for all T tasks.
-        former: metrics after tasks 1..T-1, with those of `unlearned_metrics`.
+        former: metrics after tasks 1..T-1, including the metrics of `unlearned_metrics`.
 
     Returns:
-        `stream/transfer/fwt` (GEM, eq. 3, with the untrained model in place of a random one), `transfer`, `average`
+        `stream/transfer/fwt` (GEM, eq. 3, with the untrained instead of a random model), `transfer`, `average`
         and `last` (ZSCL, section 5), in points and percent. FWT and Transfer are undefined for one task, and absent.
     """
     tasks = len(own)

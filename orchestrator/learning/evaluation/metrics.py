@@ -1,7 +1,7 @@
 """Retrieval and forgetting metrics: pure functions of positions (ranking.py) and of R@1 matrices.
 
-A tie has its chance: R@k is the mean of P(rank <= k) under a random order of equal scores, so a constant score has
-R@k = 100 k / V. A tie counts half in the median and mean rank.
+R@k is the mean of P(rank <= k) under a random order of equal scores, so a constant score has R@k = 100 k / V. A tie
+counts half in the median and mean rank.
 
 Protocol: CTVR (arXiv:2503.10111, section 3) and CVLM (BMU-MoCo, section 4). All recalls and forgetting values are
 in percent (points); T tasks.
@@ -40,7 +40,7 @@ def summary(found: Positions) -> dict[str, float]:
 def backward_forgetting(matrix: Matrix) -> float:
     """Return BWF_t = 1/(t-1) sum_{i<t} (R_ii - R_ti) after the last row's task; 0 after the first task.
 
-    CTVR, section 3.3. In points; lower is better, negative is gain.
+    CTVR, section 3.3. In points; lower is better, and a negative value is a gain.
     """
     last = matrix[-1]
     earlier = len(matrix) - 1
@@ -48,13 +48,13 @@ def backward_forgetting(matrix: Matrix) -> float:
 
 
 def forgetting_rate(matrix: Matrix) -> float:
-    """Return the overall FR = sum_t (A_tt - A_nt): a sum, not a mean (BMU-MoCo, section 4.1, its typo corrected)."""
+    """Return the overall FR, the sum over t of A_tt - A_nt (BMU-MoCo, section 4.1, with a typo corrected)."""
     last = matrix[-1]
     return float(sum(matrix[i][i] - last[i] for i in range(len(matrix))))
 
 
 def harmonic_mean(matrix: Matrix) -> float:
-    """Return HM of the mean R@1 when each task was current and the mean final R@1 (BMU-MoCo, section 4.1)."""
+    """Return HM, the harmonic mean of two mean R@1: after each task and after the last (BMU-MoCo, section 4.1)."""
     current = sum(matrix[i][i] for i in range(len(matrix))) / len(matrix)
     final = sum(matrix[-1]) / len(matrix)
     return 2 * current * final / (current + final) if current + final else 0.0

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import flop_registry
 
 
 class Multiplications(TorchDispatchMode):
-    """Adds up torch's own counts (`flop_registry`).
+    """Sums torch's operation counts (`flop_registry`) of all operators that run in the context.
 
     Torch's `FlopCounterMode` needs hooks of modules, which fail where a module returns a view of its weights without
     gradients (learned prompts), and imports torch's compiler, which takes seconds.
@@ -35,7 +35,7 @@ class Multiplications(TorchDispatchMode):
         given = kwargs or {}
         count = flop_registry.get(func._overloadpacket)
         if count is None and func is not torch.ops.prim.device.default:
-            with self:  # an operator that consists of others
+            with self:  # an operator that is composed of other operators
                 made = func.decompose(*args, **given)
             if made is not NotImplemented:
                 return made

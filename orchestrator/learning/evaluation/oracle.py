@@ -1,11 +1,11 @@
-"""Oracle-task evaluation, in addition to the usual one: each caption is given the task of its video.
+"""Oracle-task evaluation, in addition to the usual evaluation: each caption is given the task of its video.
 
     oracle/r1        every caption uses its own task's prompt (prototype, router) only; all stored videos are searched
-    oracle/r1_block  the same, and only the videos of its task are searched: the routing is known
+    oracle/r1_block  as oracle/r1, but only the videos of the caption's task are searched, as with known routing
     oracle/right     share (%) of captions whose best video in the usual evaluation belongs to their task
 
-`r1_block` minus the usual R@1 is the loss to videos of other tasks. `oracle/r1` minus the usual R@1 is the cost or gain
-of task-conditioned text. Where the text is not task-conditioned, `oracle/r1` equals the usual R@1.
+`r1_block` minus the usual R@1 is the part of R@1 that is lost to videos of other tasks. `oracle/r1` minus the usual R@1
+is the cost or gain of task-conditioned text. If the text is not task-conditioned, `oracle/r1` equals the usual R@1.
 
 Shapes: Q captions, V videos.
 """
@@ -53,7 +53,7 @@ def oracle_metrics(
         own = None
     else:
         parts = [_own(method, q, config, device, encode_sharded) for q in queries]
-        own = pad_sequence([row for part in parts for row in part], batch_first=True)  # word features: to the longest
+        own = pad_sequence([row for part in parts for row in part], batch_first=True)  # pads word features
     features = caption_features(method, queries, config, device, encode_sharded)
     if usual is None:
         for _ in features:  # the other workers wait for this worker's share
@@ -94,7 +94,7 @@ def _ranked(
 
 
 def _right(score: Score, rows: Sequence[int], columns: Sequence[int], chunk: int) -> Tensor:
-    """Return (Q,): 1 where the best video is of the caption's task, else that task's share of the tied best ones."""
+    """Return (Q,): the share of a caption's best videos (several if tied) that belong to the caption's task."""
     shares = []
     for task, (start, stop) in enumerate(pairwise(rows)):
         for first in range(start, stop, chunk):

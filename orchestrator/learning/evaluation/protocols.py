@@ -1,7 +1,7 @@
 """Protocols of streams: re-encoding of galleries, metrics, and the score that selects an epoch.
 
-The loop uses the protocol object of its stream (`protocol_of`) and depends on no protocol by name. Another package adds
-one as a subclass of `CTVR` or `CVLM`, by an entry point `ctvr.protocols` (docs/protocol.md).
+The loop uses the protocol object of its stream (`protocol_of`) and does not depend on its name. Another package adds a
+protocol as a subclass of `CTVR` or `CVLM`, by an entry point `ctvr.protocols` (docs/protocol.md).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class EvaluationContext:
     config: EvaluationConfig
     device: torch.device
     encode_sharded: Callable[[Callable[[Any], Tensor], Any], Tensor]  # encodes on all workers, for the one that scores
-    is_scoring: bool  # False on a worker that only encodes
-    newest: int  # the method's task that began last
+    is_scoring: bool  # whether this worker scores; the others only encode
+    newest: int  # 0-based index of the method's task that began last
 
     def queries(self) -> list[Queries]:
         """Return the captions of each task so far."""
@@ -57,16 +57,16 @@ class EvaluationContext:
 
 
 class Protocol(ABC):
-    """Rules of one kind of stream."""
+    """Evaluation protocol of a kind of stream: re-encoded galleries, metrics, and the score that selects an epoch."""
 
     name: ClassVar[str]
-    kind: ClassVar[str]  # one of our names, also in a plug-in's subclass; selects the columns of its tables
-    reencodes_gallery: ClassVar[bool] = False  # encode every task's items with the current model after each task
+    kind: ClassVar[str]  # name of a built-in protocol, also in a plug-in's subclass; selects the columns of tables
+    reencodes_gallery: ClassVar[bool] = False  # whether the current model encodes all tasks' items after each task
     gain: ClassVar[tuple[str, str] | None] = None  # metric, and the name of its gain over the untrained backbone
 
     @abstractmethod
     def measure(self, context: EvaluationContext) -> Evaluation | None:
-        """Return the results after a task; None where `context.is_scoring` is False."""
+        """Return the results after a task; None if `context.is_scoring` is False."""
 
     @abstractmethod
     def add_history(self, found: Evaluation, own: Matrix, union: Matrix) -> None:
@@ -82,7 +82,7 @@ class Protocol(ABC):
 
 
 class Retrieval(Protocol):
-    """Captions search videos."""
+    """Protocol in which captions search videos."""
 
     gain = ("stream/t2v/r1", "stream/t2v/r1_gain")
 
@@ -114,7 +114,7 @@ class Retrieval(Protocol):
 
 
 class CTVR(Retrieval):
-    """Videos are encoded once, after their task; all captions so far search them all (arXiv:2503.10111, section 3)."""
+    """Videos are encoded once, after their task; all captions so far search all of them (CTVR, section 3)."""
 
     name = kind = "ctvr"
 
@@ -126,7 +126,7 @@ class CTVR(Retrieval):
 
 
 class CVLM(Retrieval):
-    """The current model encodes each task's videos; only its own captions search them (BMU-MoCo, section 4)."""
+    """The current model encodes each task's videos, which only captions of that task search (BMU-MoCo, section 4)."""
 
     name = kind = "cvlm"
     reencodes_gallery = True
@@ -160,10 +160,10 @@ class AccuracyProtocol(Protocol):
 
 
 class UCL(AccuracyProtocol):
-    """k-nearest-neighbour accuracy among a task's training images, as in divyam3897/UCL@cfaa81d.
+    """k-nearest-neighbor accuracy among a task's training images, as in divyam3897/UCL@cfaa81d.
 
-    `own` holds the accuracy with the release's k, the number of tasks so far. `union` holds it with a constant k:
-    `evaluation.knn_k` (at most all training images of the task), or the share `evaluation.knn_share` of them.
+    `own` holds the accuracy with the release's k, the number of tasks so far. `union` holds the accuracy with a
+    constant k: `evaluation.knn_k` (at most all training images of the task), or `evaluation.knn_share` of the images.
     """
 
     name, family, knn_metric = "ucl", "knn", "_fixed"
@@ -194,7 +194,7 @@ class UCL(AccuracyProtocol):
 class QA(AccuracyProtocol):
     """Questions answered from the list of training answers so far; an answer is correct if the strings are equal.
 
-    `own` holds the accuracy (%) among the answers of a question's task, `union` among those of all tasks so far.
+    `own` holds the accuracy (%) among the answers of a question's task, `union` among the answers of all tasks so far.
     The current model encodes each task's videos.
     """
 
@@ -218,7 +218,7 @@ class QA(AccuracyProtocol):
         assert isinstance(context.data, QuestionData)
         ids = context.data.answer_ids(answers).to(context.device)
         best = context.encode_sharded(partial(self._best, context, asked, videos, ids), range(len(asked.answers)))
-        if not context.is_scoring:  # it has no row
+        if not context.is_scoring:  # a worker that only encodes has no answers
             return math.nan
         return 100 * sum(answers[place] == right for place, right in zip(best.tolist(), asked.answers)) / len(best)
 

@@ -1,10 +1,10 @@
 """Ranks in both directions in one pass over tiles of scores, and top-k search in a large gallery.
 
-A tie has its chance: equal scores are ordered at random. The counts of better and of equal scores are kept, from which
-`Positions.chance` gives P(rank <= k) and `Positions.rank` the mean rank. NaN is the worst score and ties with NaN, so
-that a diverged model ranks at chance. The reference scores, those of a caption and its own video, are read first, from
-the tiles that contain them; then every tile adds to the counts of its captions and of its videos. Tiles are scored on
-demand, so the matrix (Q, V) need not exist.
+Equal scores count as ordered at random. The counts of better and of equal scores are kept, from which
+`Positions.chance` computes P(rank <= k) and `Positions.rank` the mean rank. NaN is the worst score and ties with NaN,
+so that a diverged model ranks at chance. The score of each caption and its own video is read first, from the tile that
+contains it. Then every tile adds to the counts of its captions and of its videos. Tiles are scored on demand, so the
+matrix (Q, V) need not exist.
 
 Protocol: CTVR (arXiv:2503.10111, section 3) and CVLM (BMU-MoCo, section 4). Shapes: Q captions, V videos, V' videos
 that have a caption, T tasks.
@@ -27,16 +27,16 @@ from ctvr.orchestrator.streams.query_rank import Rank
 Score = Callable[[slice | Tensor, slice], Tensor]
 TILE = 1024  # videos per tile
 SCATTERS = ("cpu",)  # devices with `scatter_reduce`: on CUDA torch calls it nondeterministic, even for maxima
-KEPT = 2**25  # bytes of tiles kept from their first use: small matrices are scored once
+KEPT = 2**25  # bytes of tiles that are kept after their first use, so that small matrices are scored only once
 
 
 @dataclass(frozen=True)
 class Positions:
     """Positions of N queries' matches: counts (N,) in float64 of the candidates around each query's best match."""
 
-    better: Tensor  # candidates with a higher score than the best match
-    equal: Tensor  # other candidates with its score
-    own: Tensor  # matches with that score, at least 1
+    better: Tensor  # number of candidates with a higher score than the best match
+    equal: Tensor  # number of candidates with the score of the best match that are not matches
+    own: Tensor  # number of matches with the score of the best match, at least 1
 
     def __len__(self) -> int:
         return len(self.better)
@@ -52,11 +52,11 @@ class Positions:
     def chance(self, k: int) -> Tensor:
         """Return P(rank <= k) (N,) of the first match, if candidates of equal scores are ordered at random.
 
-        With j = k - better places left, it is 1 - C(equal, j) / C(own + equal, j): the hypergeometric probability
+        With j = k - better positions left, it is 1 - C(equal, j) / C(own + equal, j): the hypergeometric probability
         that one of the first j of own + equal is a match. With one match, it is j / (1 + equal), within 0 and 1.
         """
         left, missed = k - self.better, torch.ones_like(self.better)
-        for place in range(k):  # the next place is taken by one of the others
+        for place in range(k):  # probability that a candidate that is not a match takes the next place
             share = (self.equal - place).clamp(min=0) / (self.own + self.equal - place).clamp(min=1)
             missed = torch.where(place < left, missed * share, missed)
         single = (left / (1 + self.equal)).clamp(0, 1)
@@ -69,11 +69,11 @@ class Positions:
 
     @classmethod
     def of(cls, ranks: Sequence[Rank]) -> Positions:
-        """Return the positions of queries from what `listed` returned."""
+        """Return the positions of queries from the result of `listed`."""
         return cls(*torch.tensor(ranks, dtype=torch.float64).view(-1, 3).unbind(dim=1))
 
     def listed(self) -> list[Rank]:
-        """Return the positions as `Rank`, one a query."""
+        """Return the positions as one `Rank` for each query."""
         columns = (column.long().tolist() for column in (self.better, self.equal, self.own))
         return [Rank(*counts) for counts in zip(*columns)]
 
@@ -83,12 +83,12 @@ class Ranked:
     """Positions of captions and of captioned videos, each in the order of their tasks."""
 
     to_videos: Positions  # (Q,) of a caption's own video among all videos
-    own: Positions  # (Q,) the same among the videos of the caption's task
+    own: Positions  # (Q,) of a caption's own video among the videos of the caption's task
     captioned: Tensor  # (V',) int64, columns of captioned videos
     # (V',) of a video among all captioned videos, each scored by its best caption, as in CLIP4Clip, X-Pool
     # and CTVR (except for ties: the released code ranks the own captions first)
     videos: Positions
-    own_videos: Positions  # (V',) the same among those of its task
+    own_videos: Positions  # (V',) like `videos`, but among the captioned videos of the video's task
     captions: Positions  # (V',) of a video's best own captions among all captions of other videos
     beats_twin: Tensor  # (Q,) 1 where a caption scores its video above its twin, 1/2 where equal, NaN without a twin
 
@@ -109,11 +109,11 @@ def rank(
     """Rank captions among videos and videos among captions.
 
     Args:
-        score: must return the same scores on every call.
+        score: must return bit-identical scores on every call.
         target: (Q,) int64 column of each caption's video, which belongs to the caption's task; on the CPU.
         rows: T + 1 offsets of the tasks' captions, from 0 to Q.
         columns: T + 1 offsets of the tasks' videos, from 0 to V.
-        twin: (Q,) int64 column of the time-reversed twin, -1 where there is none.
+        twin: (Q,) int64 column of the time-reversed twin; -1 if there is none.
         chunk: captions per tile.
     """
     order, twin = target.argsort(stable=True), torch.full_like(target, -1) if twin is None else twin
@@ -150,7 +150,7 @@ def rank(
 
 
 def _positions(counts: Tensor, own: Tensor | None = None) -> Positions:
-    """Return the positions from counts (2, N) of better scores and of scores that are not worse, own ones included."""
+    """Return the positions from counts (2, N) of better scores and of scores that are not worse, including own ones."""
     better, not_worse = counts
     own = torch.ones_like(better) if own is None else own
     return Positions(better, not_worse - better - own, own)
@@ -189,7 +189,7 @@ def topk(score: Score, queries: int, columns: Sequence[int], k: int, chunk: int 
 
 
 class _Tiles:
-    """Tiles by index, with NaN replaced. A tile's videos belong to one task."""
+    """Tiles of scores by index, in which -inf replaces NaN. The videos of a tile belong to one task."""
 
     def __init__(self, score: Score, rows: Sequence[int], columns: Sequence[int], chunk: int) -> None:
         self.score, self.offsets = score, rows
@@ -236,14 +236,14 @@ class _Counts:
     """Counts per caption (2, Q) and per video (2, V): better scores, and scores not worse, which include its own."""
 
     captions: Tensor  # videos that a caption scores above its own
-    own_captions: Tensor  # those of its task
+    own_captions: Tensor  # such videos of the caption's task
     groups: Tensor  # captioned videos whose best caption scores a video higher than its own best caption does
-    own_groups: Tensor  # those of its task
+    own_groups: Tensor  # such captioned videos of the video's task
     all_captions: Tensor  # captions that score a video higher than its own best caption does
 
 
 def _on_cpu(counts: _Counts, *others: Tensor) -> tuple[_Counts, Tensor, Tensor]:
-    """Copy counts and two vectors to the CPU in float64, in one transfer: a ranking synchronises once."""
+    """Copy counts and two vectors to the CPU in float64, in one transfer, so that a ranking synchronizes only once."""
     parts = [*vars(counts).values(), *(x.double() for x in others)]
     moved = torch.cat([x.flatten() for x in parts]).cpu().split([x.numel() for x in parts])
     *found, first, second = (x.view(part.shape) for x, part in zip(moved, parts))
@@ -256,7 +256,7 @@ def _count(tiles: _Tiles, own: Tensor, best: Tensor, group: Tensor) -> _Counts:
     Args:
         own: (Q,) score of each caption and its own video.
         best: (V,) best score among a video's own captions.
-        group: (Q,) index of a caption's video among the captioned ones, not decreasing.
+        group: (Q,) index of a caption's video among the captioned videos, not decreasing.
     """
     zeros = [torch.zeros(2, len(x), dtype=torch.float64, device=own.device) for x in (own, own, best, best, best)]
     found = _Counts(*zeros)
@@ -291,7 +291,7 @@ def _count(tiles: _Tiles, own: Tensor, best: Tensor, group: Tensor) -> _Counts:
 
 
 class _Groups:
-    """Groups of consecutive rows: `number` (R,) on the CPU is the group of each row, from 0, without gaps."""
+    """Groups of consecutive rows; `number` (R,) on the CPU is the index of each row's group, from 0 without gaps."""
 
     def __init__(self, number: Tensor, device: torch.device) -> None:
         self.counts = torch.bincount(number)
@@ -317,6 +317,6 @@ def _within(part: slice, start: int, stop: int) -> slice:
 
 
 def _beating(scores: Tensor, own: Tensor, dim: int) -> Tensor:
-    """Count the scores above `own` and those not below it along `dim`: (2, N), integers as float64."""
+    """Count the scores above `own`, and the scores not below it, along `dim`: (2, N), integers as float64."""
     room = torch.empty_like(scores)  # comparisons in the dtype of the scores sum fastest, and exactly
     return torch.stack([than(scores, own, out=room).sum(dim=dim).double() for than in (torch.gt, torch.ge)])

@@ -1,7 +1,7 @@
 """Spilling of features that exceed the memory budget to unnamed temporary files.
 
 A task-conditioned method has features (Q, ...) of all captions for every task, and all of them are ranked together.
-They are read back on demand, bit for bit, through a memory map whose pages the system may drop.
+They are read back on demand, bit-identical, through a memory map whose pages the system may drop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def spill_features(features: Iterable[Tensor], held: int) -> list[Tensor]:
 
 
 def _in_file(tensor: Tensor) -> Tensor:
-    """Return the tensor memory-mapped from an unnamed file; the tensor itself if the disk has no space for one."""
+    """Return the tensor memory-mapped from an unnamed file, or the tensor itself if the file cannot be written."""
     try:
         with tempfile.TemporaryFile(prefix="ctvr-") as file:
             tensor.contiguous().numpy().tofile(file)
@@ -36,6 +36,8 @@ def _in_file(tensor: Tensor) -> Tensor:
             return torch.from_numpy(np.memmap(file, np.float32, mode="c", shape=tuple(tensor.shape)))
     except OSError as error:
         log.warning(
-            "%s: caption features stay in memory, because no file could be written (%s)", tempfile.gettempdir(), error
+            "%s: caption features are kept in memory, because a file could not be written (%s)",
+            tempfile.gettempdir(),
+            error,
         )
         return tensor

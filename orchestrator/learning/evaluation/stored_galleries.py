@@ -1,4 +1,4 @@
-"""Passing of stored galleries to the method, whose tasks may differ from the stream's.
+"""Passing of stored galleries to the method, whose tasks may differ from the tasks of the stream.
 
 A stream may hide its boundaries (`Stream.chunked`). The videos of a task are then stored by the method's newest task
 (`Stream.method_task`), which may store the videos of several tasks, or none.
@@ -37,5 +37,5 @@ def repeat_tasks(
     for index in range(len(galleries)):
         for number in stream.learned_in(index):
             begin(task_of(stream, number, stream.method_tasks))
-        if stream.method_task(index) >= 0:  # others were stored by another method
+        if stream.method_task(index) >= 0:  # the method before an upgrade has stored the other galleries
             announce_gallery(method, stream, galleries, index, device)

@@ -3,9 +3,9 @@
     stream/cost/video_gmacs         multiply-adds of encoding a video, 10^9
     stream/cost/query_gmacs         multiply-adds of a query after this task, 10^9
     stream/cost/trained_parameters  parameters that the optimizer changes in this task
-    stream/cost/stored_floats       numbers stored per video
+    stream/cost/stored_floats       values stored per video
 
-They are counts, so the same settings have the same costs on every machine.
+They are counts, so equal settings have equal costs on every machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ctvr.orchestrator.streams.metric_names import COSTS
 
 
 def task_costs(method: Method, data: StreamData, split: str, device: torch.device, tasks: int) -> dict[str, float]:
-    """Return the metrics of the module docstring, by one pass over a video and one over a caption.
+    """Return the metrics of the module docstring, from one pass over a video and one pass over a caption.
 
     Args:
         method: after `tasks` tasks, on `device`.

@@ -1,4 +1,4 @@
-"""Scores of captions and stored videos, computed by tiles: equal bits for any shape of a tile.
+"""Scores of captions and stored videos, computed in tiles; scores are bit-identical for any shape of the tiles.
 
 Shapes: Q queries, V videos of a task, R rows and C columns of a tile.
 """
@@ -14,20 +14,21 @@ from torch import Tensor
 
 from ctvr.methods.base import Method
 from ctvr.methods.layers.transfer import to_device
+from ctvr.orchestrator.processes import beat
 
-COLUMN_MULTIPLE = 32  # columns of a product: for multiples of it, MKL sums all columns in the same order
-ROW_MULTIPLE = 8  # rows of a product, in the same sense
+COLUMN_MULTIPLE = 32  # if the number of columns is a multiple of it, MKL sums all columns in one order
+ROW_MULTIPLE = 8  # if the number of rows is a multiple of it, MKL sums all rows in one order
 
 
 class TiledScorer:
     """Computes tiles of `Method.score` on demand: float32 scores (R, C), on the device.
 
-    Columns are filled up to a multiple of `COLUMN_MULTIPLE` with copies of the last video: a product sums the last
-    columns of other widths in another order, and a video would score differently by its place in the gallery. Rows are
-    filled up to a multiple of `ROW_MULTIPLE`, or scores would depend on `evaluation.query_chunk`, which is not in keys.
+    Columns are filled up to a multiple of `COLUMN_MULTIPLE` with copies of the last video. Otherwise a product would
+    sum its last columns in another order, and a video's score would depend on its position in the gallery. Rows are
+    filled up to a multiple of `ROW_MULTIPLE`, so that scores do not depend on `evaluation.query_chunk`.
 
     Args:
-        features: caption features (Q, ...), one tensor for all tasks or one for each.
+        features: caption features (Q, ...), one tensor for all tasks or one tensor for each task.
         galleries: video features (V, ...) of each task.
     """
 
@@ -40,6 +41,7 @@ class TiledScorer:
 
     @torch.no_grad()
     def __call__(self, rows: slice | Tensor, columns: slice) -> Tensor:
+        beat()
         task = bisect_right(self.columns, columns.start) - 1
         if self._last is None or self._last[0] != columns:
             first = self.columns[task]
@@ -51,7 +53,7 @@ class TiledScorer:
 
 
 def _filled(rows: Tensor, multiple: int) -> Tensor:
-    """Append copies of the last row, up to a multiple: (N, ...) -> (M, ...)."""
+    """Append copies of the last row until the number of rows is a multiple of `multiple`: (N, ...) -> (M, ...)."""
     missing = -len(rows) % multiple
     return torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])]) if missing else rows
 

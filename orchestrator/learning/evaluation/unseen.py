@@ -4,14 +4,14 @@
 gallery, encoded by the current model, with the parts (prompt, router) of its newest task:
 
     stream/also/NAME/r1            R@1 of all captions of the evaluated split
-    stream/also/NAME/r1_untrained  the same before task 1
+    stream/also/NAME/r1_untrained  R@1 of these captions before task 1
     stream/also/NAME/lost          r1_untrained - r1, in points (C-CLIP's performance degradation)
     stream/also/NAME/retention     100 r1 / r1_untrained; absent where r1_untrained is 0
 
 `evaluation.distractors=N,...` adds N videos of the stream `evaluation.distractors_from`, without their captions, to the
 stored gallery after the last task. The last model encodes them. Larger sets contain the smaller ones:
 
-    stream/distractors/r1_N        R@1 of the usual captions; 0 is the usual R@1
+    stream/distractors/r1_N        R@1 of the captions of the run's stream; N = 0: without distractors
 
 No video of these streams may be a training or searched video of the run's stream. Videos are compared by their frames.
 """
@@ -49,12 +49,12 @@ DISTRACTORS = "distractors"  # key of their stream in `StreamData.others`; no st
 
 
 def load_others(config: EvaluationConfig, stream: Stream, places: RunPaths, render: bool = True) -> dict[str, Stream]:
-    """Return the streams of `also` by name, and that of the distractors, each as one task of its searched videos.
+    """Return the streams of `also` by name, and the distractors' stream, each as one task of its searched videos.
 
     With `render`, videos of embedded streams that do not exist are rendered.
 
     Raises:
-        ConfigError: for an unknown stream, one without captions or without the split, and for too few distractors.
+        ConfigError: for an unknown stream, a stream without captions or without the split, and too few distractors.
     """
     found = {}
     for written in config.also:
@@ -80,9 +80,9 @@ def _searched(name: str, setting: str, split: str, places: RunPaths, render: boo
     except ConfigError as error:
         raise error.at(setting) from error
     if stream.domain != "videos":
-        raise ConfigError(f"{name} has {stream.domain}", setting, remedy="Name a stream of videos with captions.")
+        raise ConfigError(f"{name} has {stream.domain}", setting, remedy="Use a stream of videos with captions.")
     if not (items := [item for task in range(len(stream.tasks)) for item in stream.items(task, split)]):
-        raise ConfigError(f"{name} has no videos of the split {split}", setting, remedy="Name another stream.")
+        raise ConfigError(f"{name} has no videos of the split {split}", setting, remedy="Use another stream.")
     return _of_items(stream, split, items)
 
 
@@ -109,7 +109,7 @@ def prepare_others(
         sources: frame sources of each of `others`.
         source: frame source of `stream`, whose frames are already decoded.
         split: the evaluated split.
-        decodes: False on workers that find the frames in the store.
+        decodes: whether this worker decodes the videos; the others find the frames in the store.
 
     Raises:
         ConfigError: for a common video.
@@ -125,7 +125,7 @@ def prepare_others(
                 f"{len(common)} of the {len(_items(other, split))} videos of {other.name} are videos of "
                 f"{stream.name} ({common[0]})",
                 name,
-                remedy="Name a stream of other videos.",
+                remedy="Use a stream of other videos.",
             )
 
 
@@ -134,7 +134,7 @@ def _own(stream: Stream, split: str) -> Iterator[Item]:
 
 
 def others_digest(others: Mapping[str, Stream], sources: Mapping[str, FrameSource], split: str) -> str:
-    """Return the digest of the videos and captions of other streams, which a run's key contains."""
+    """Return the digest of the videos and captions of other streams, which is part of a run's key."""
     return digest_of([[key, each.digest, frames_digest(each, sources[key], (split,))] for key, each in others.items()])
 
 
@@ -187,7 +187,7 @@ def distractor_metrics(context: EvaluationContext) -> dict[str, float]:
 
 
 def with_distractors(stored: Sequence[Tensor], more: Tensor, count: int) -> list[Tensor]:
-    """Return the galleries, with the first `count` distractors (V, ...) added to that of the newest task."""
+    """Return the galleries, with the first `count` distractors (V, ...) added to the newest task's gallery."""
     return [*stored[:-1], torch.cat([stored[-1], more[:count]])]
 
 

@@ -6,7 +6,7 @@ that names the objects (weights, gallery features) that belong to it. The first 
 
 The commits of a run form one trajectory. Each holds the digest of its parent, the commit that its writer continued
 from; a child of another parent is refused. A refused writer loads the winning commit and continues from it
-(`CommitConflict`), so that no table mixes the numbers of two writers, which can differ on GPUs or unlike machines.
+(`CommitConflict`), so that no table mixes metrics of two writers, which can differ on GPUs or different machines.
 Commits without a parent (written by older versions) are accepted; their children refer to them by the same digest.
 """
 
@@ -38,9 +38,9 @@ def objects_of(commit: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def digest_of_commit(commit: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a commit's parent digest, objects and numbers (not times), by which a child names it.
+    """Return the SHA-256 of a commit's parent digest, objects and metrics (without times), which its children record.
 
-    Objects count by their content, whichever run stored them: an adopted task has the digest of the original.
+    Objects count by their content and not by the run that stored them, so an adopted task has the original's digest.
     """
     record = {name: value for name, value in commit["record"].items() if name not in MEASURED}
     objects = [[kind, key.rpartition("/")[2]] for kind, key in objects_of(commit)]
@@ -48,7 +48,7 @@ def digest_of_commit(commit: Mapping[str, Any]) -> str:
 
 
 def _is_same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Return whether two commits of a task hold the same numbers and, where both have one, the same parent."""
+    """Return whether two commits of a task have equal objects and metrics and, if both have one, an equal parent."""
     if "parent" in a and "parent" in b:
         return digest_of_commit(a) == digest_of_commit(b)
     return digest_of_commit({**a, "parent": ""}) == digest_of_commit({**b, "parent": ""})
@@ -58,12 +58,12 @@ class Commits:
     """The commits of one run in a store.
 
     Args:
-        store: holds them.
+        store: store of the commits and their objects.
         run: key of the run: the digest of everything that determines its result.
-        prefixes: finished tasks that other runs may share with this one; None shares nothing.
-        made_of: digests that the key contains besides the settings, by name (`Experiment.environment_digests`); stored
-            for readers.
-        keep_checkpoints: keep the weights after every task; otherwise only the last two that resuming needs.
+        prefixes: finished tasks that other runs may share with this one; if None, tasks are not shared.
+        made_of: digests that the key contains in addition to the settings, by name (`Experiment.environment_digests`);
+            stored for readers.
+        keep_checkpoints: whether to keep the weights after every task instead of the last two, which resuming needs.
 
     Attributes:
         reused: number of leading tasks that another run trained.
@@ -80,13 +80,18 @@ class Commits:
         self.store, self.run, self.prefixes, self.made_of = store, run, prefixes, dict(made_of or {})
         self.keep_checkpoints = keep_checkpoints
         self.reused = 0
-        self._at = (0, "")  # number of finished tasks that the caller continues from, digest of the last one's commit
+        self._at = (0, "")  # number of finished tasks that the caller continues from, digest of the last task's commit
+
+    @property
+    def parent(self) -> str:
+        """Return the digest of the commit that the caller continues from; "" before the first task."""
+        return self._at[1]
 
     def _name(self, num_done: int) -> str:
         return f"{self.run}/task_{num_done:03d}"
 
     def finished(self, num_tasks: int) -> int:
-        """Return the number of finished tasks: that of the newest commit whose objects are all intact."""
+        """Return the number of finished tasks according to the newest commit whose objects are all intact."""
         for done in range(num_tasks, 0, -1):
             try:
                 self.reused = int(self._whole(done).get("reused", 0))
@@ -106,8 +111,8 @@ class Commits:
     def adopt_prefix(self, num_tasks: int) -> int:
         """Adopt tasks that another run has finished with provably equal results; return their number.
 
-        Only tasks after this run's last commit are adopted, and only if the earlier ones have the numbers that this run
-        has already reported. Weights and galleries are shared, not copied.
+        Only tasks after this run's last commit are adopted, and only if the other run has the metrics that this run has
+        already reported for earlier tasks. Weights and galleries are shared, not copied.
         """
         own = self.finished(num_tasks)
         told = _history(self.store.get_json("commits", self._name(own)), own) if own else None
@@ -138,7 +143,7 @@ class Commits:
         return RunState(**self.store.get_json("commits", self._name(num_done))["record"])
 
     def galleries(self, num_done: int, of: Literal["galleries", "selection"] = "galleries") -> list[Tensor]:
-        """Return the galleries stored after `num_done` tasks; `selection`: those of the split that selects epochs."""
+        """Return the galleries after `num_done` tasks; "selection": galleries of the split that selects epochs."""
         keys = self.store.get_json("commits", self._name(num_done)).get(of, [])
         return [_tensor(self.store.get("gallery", key)["features"]) for key in keys]
 
@@ -149,7 +154,7 @@ class Commits:
         return self.get_tensors(commit["weights"]), self.galleries(num_done)
 
     def optimizer_state(self, num_done: int) -> dict[str, Tensor]:
-        """Return the optimizer state carried to the next task, by parameter name; empty where none is carried."""
+        """Return the optimizer state carried to the next task, by parameter name; empty if none is carried."""
         key = self.store.get_json("commits", self._name(num_done)).get("optimizer")
         return self.get_tensors(key) if key else {}
 
@@ -158,7 +163,7 @@ class Commits:
         return {name: _tensor(value) for name, value in self.store.get("weights", key).items()}
 
     def put_tensors(self, stem: str, tensors: Mapping[str, Tensor]) -> str:
-        """Store tensors of the CPU for this run; return their key."""
+        """Store CPU tensors for this run; return their key."""
         return self._put("weights", f"{self.run}/{stem}", {name: value.numpy() for name, value in tensors.items()})
 
     def publish(
@@ -173,7 +178,7 @@ class Commits:
         """Make a finished task durable: store the objects first, the record that names them last.
 
         Args:
-            state: weights that differ from the pre-trained ones.
+            state: weights that differ from the pre-trained weights.
             galleries: features (V, ...) of each finished task.
             record: state of the run.
             reads: names of the settings that were read so far.
@@ -181,7 +186,7 @@ class Commits:
             optimizer_state: optimizer state carried to the next task, by parameter name.
 
         Returns False if the task already has a commit with other content, or if the previous task's commit is not
-        the one that this writer continued from; the existing commit stays.
+        the one that this writer continued from; the existing commit is kept.
         """
         parent = self._at[1] if self._at[0] == record.done - 1 else None
         if self._is_of_another(parent, record.done - 1):
@@ -203,7 +208,7 @@ class Commits:
         return self._resolve_conflict(record.done, commit)
 
     def _is_of_another(self, parent: str | None, num_done: int) -> bool:
-        """Return whether task `num_done` has a commit other than `parent`; a garbage-collected one does not count."""
+        """Return whether task `num_done` has a commit other than `parent`; a removed commit does not count."""
         if parent is None or not num_done:
             return False
         try:
@@ -212,7 +217,7 @@ class Commits:
             return False
 
     def _resolve_conflict(self, num_done: int, commit: dict[str, Any]) -> bool:
-        """Commit the task; return False if it already has a commit with other numbers."""
+        """Commit the task; return False if it already has a commit with other objects or metrics."""
         if self.store.create_json("commits", self._name(num_done), commit):
             self._at = (num_done, digest_of_commit(commit))
             if self.prefixes is not None:
@@ -249,9 +254,9 @@ class Commits:
         return [self._put("gallery", name, array) for name, array in zip(names, arrays)]
 
     def _prune(self, num_done: int) -> None:
-        """Delete the weights of an old task: a run resumes from its last commit or the one before.
+        """Delete the weights of an old task, because a run resumes from its last commit or the one before.
 
-        Weights that another run trained are kept. So are those after which a setting was read for the first time,
+        Weights that another run trained are kept. So are weights after which a setting was read for the first time,
         because runs that differ in that setting branch off there.
         """
         if num_done < 1 or self.keep_checkpoints:
@@ -276,7 +281,7 @@ class Commits:
 
 
 def _history(commit: Mapping[str, Any], num_done: int) -> list[Any]:
-    """Return the numbers that a commit records for its first `num_done` tasks."""
+    """Return the metrics that a commit records for its first `num_done` tasks."""
     return [commit["record"][name][:num_done] for name in ("own", "union", "metrics")]
 
 

@@ -22,7 +22,7 @@ FEATURES, VIDEOS = "gallery.safetensors", "gallery.json"
 
 
 def save_gallery(galleries: Sequence[Tensor], stream: Stream, split: str, folder: Path) -> None:
-    """Write the features (V, ...) of each task's videos of a split, and the information that a hit returns."""
+    """Write the features (V, ...) of each task's videos of a split, and the names that a search result contains."""
     features = {str(index): features.detach().cpu().contiguous().clone() for index, features in enumerate(galleries)}
     save_file(features, str(folder / FEATURES))
     tasks = [

@@ -16,21 +16,23 @@ from torch import Tensor, nn
 
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Batch, Method, Task
+from ctvr.methods.capabilities import overrides
 from ctvr.methods.families.upgrade import Upgraded
+from ctvr.methods.layers.replay.cache import VideoFeatureCache
 from ctvr.orchestrator.data.batches import tasks_of
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.redaction import redact_data
 from ctvr.orchestrator.streams.manifest import read_json
 from ctvr.orchestrator.streams.stream import Stream
 
-WEIGHT_SETTINGS = "weight_settings"  # name in model.json of the settings of the weights of each backbone
+WEIGHT_SETTINGS = "weight_settings"  # key in model.json of the preprocessing settings of each backbone's weights
 
 
 class PretrainedSnapshot(dict[str, Tensor]):
     """The backbone weights of a new method by name, which checkpoints omit while they are unchanged.
 
-    The tensors are the method's own, not copies. A weight counts as unchanged until it is trained (`drop`) or its
-    version counter shows a write.
+    The tensors are not copied. A weight counts as unchanged until it is trained (`drop`) or its version counter shows a
+    write.
     """
 
     def __init__(self, method: Method) -> None:
@@ -67,15 +69,26 @@ def trained_state(method: Method, pretrained: PretrainedSnapshot) -> dict[str, T
     }
 
 
+def prepare_task(method: Method, task: Task, loader: Iterable[Batch]) -> None:
+    """Call `prepare_task` of a method that has its own, and lay out buffers as `finish_task` does."""
+    if overrides(method, "prepare_task"):
+        method.prepare_task(task, loader)
+        _lay_out_buffers(method)
+
+
 def finish_task(method: Method, task: Task, loader: Iterable[Batch]) -> None:
-    """Call `end_task`, then lay out every buffer as a resumed run reads it from a commit: strides change rounding."""
+    """Call `end_task`, then make every buffer contiguous as in a resumed run, because strides change rounding."""
     method.end_task(task, loader)
+    _lay_out_buffers(method)
+
+
+def _lay_out_buffers(method: Method) -> None:
     for buffer in method.buffers():
         buffer.data = buffer.contiguous()
 
 
 def clone_trained_state(method: Method, pretrained: PretrainedSnapshot | None = None) -> dict[str, Tensor]:
-    """Clone a method's state on its device, without the weights of `pretrained`; does not synchronise a GPU."""
+    """Clone a method's state on its device, without the weights of `pretrained`; does not synchronize a GPU."""
     return {
         name: value.detach().clone()
         for name, value in method.state_dict().items()
@@ -107,7 +120,7 @@ def load_state(method: Method, state: Mapping[str, Tensor], pretrained: Mapping[
                 f"the checkpoint does not fit the method: {name} has shape {tuple(full[name].shape)}, "
                 f"expected {tuple(parameter.shape)}."
             )
-    # Tensors that already hold the value are not written, so their version counters stay
+    # Tensors that already hold the value are not written, so that their version counters do not change
     new = {name: value for name, value in full.items() if value.data_ptr() != present[name].data_ptr()}
     method.load_state_dict(new, strict=False)
 
@@ -118,6 +131,49 @@ def _resize_buffers(module: nn.Module, state: Mapping[str, Tensor]) -> None:
             owner, _, leaf = name.rpartition(".")
             holder = module.get_submodule(owner)
             setattr(holder, leaf, torch.empty(state[name].shape, dtype=state[name].dtype, device=buffer.device))
+
+
+_BFLOAT16 = ".bfloat16"  # end of the name of a tensor that is stored as int16, because NumPy lacks bfloat16
+
+
+def epoch_values(method: Method) -> dict[str, Tensor]:
+    """Return the values of `EPOCH_STATE` of a method and its modules, on the CPU, by name."""
+    found: dict[str, Tensor] = {}
+    for name, value in _epoch_attributes(method):
+        if isinstance(value, VideoFeatureCache):
+            found[f"{name}.videos"], found[f"{name}.features"] = value.state()
+        elif value is not None:
+            found[name] = torch.as_tensor(value)
+    stored = {}
+    for name, value in found.items():
+        value = value.detach().cpu().contiguous()
+        is_narrow = value.dtype == torch.bfloat16
+        stored[f"{name}{_BFLOAT16}" if is_narrow else name] = value.view(torch.int16) if is_narrow else value
+    return stored
+
+
+def load_epoch_values(method: Method, values: Mapping[str, Tensor], device: torch.device) -> None:
+    """Load the values that `epoch_values` returned."""
+    read = {
+        name.removesuffix(_BFLOAT16): (value.view(torch.bfloat16) if name.endswith(_BFLOAT16) else value).to(device)
+        for name, value in values.items()
+    }
+    for name, value in _epoch_attributes(method):
+        path, _, attribute = name.rpartition(".")
+        if isinstance(value, VideoFeatureCache):
+            value.load(read[f"{name}.videos"], read[f"{name}.features"])
+        elif name in read:
+            is_number = isinstance(value, int | float)
+            new = type(value)(read[name].item()) if is_number else read[name]
+            setattr(method.get_submodule(path), attribute, new)
+
+
+def _epoch_attributes(method: Method) -> list[tuple[str, Any]]:
+    return [
+        (f"{path}.{name}" if path else name, getattr(part, name))
+        for path, part in method.named_modules()
+        for name in getattr(part, "EPOCH_STATE", ())
+    ]
 
 
 def save_model(method: Method, settings: Mapping[str, Any], stream: Stream, folder: Path) -> None:
@@ -134,7 +190,7 @@ def save_model(method: Method, settings: Mapping[str, Any], stream: Stream, fold
         str(folder / "model.safetensors"),
     )
     described: dict[str, Any] = {"settings": redact_data(dict(settings)), "tasks": list(map(vars, tasks_of(stream)))}
-    if stream.learned:  # encoded by the former model, which the method holds
+    if stream.learned:  # tasks of the old model before an upgrade, which the method contains
         described["earlier_tasks"] = list(map(vars, tasks_of(replace(stream, learned=0))[: stream.learned]))
     towers = {"backbone": method.old, "upgrade": method.base} if isinstance(method, Upgraded) else {"backbone": method}
     described[WEIGHT_SETTINGS] = {
@@ -150,12 +206,12 @@ def read_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read weights and description that `save_model` wrote.
 
     Raises:
-        FileNotFoundError: if the folder does not hold a model.
+        FileNotFoundError: if the folder does not contain a model.
         ConfigError: if one of its files is damaged.
     """
     for name in ("model.safetensors", "model.json"):
         if not os.path.lexists(folder / name):
-            raise FileNotFoundError(f"{folder / name}: no such file. Give a folder that holds a saved model.")
+            raise FileNotFoundError(f"{folder / name}: no such file. Pass a folder that contains a saved model.")
     about = read_json(folder / "model.json")
     if not (folder / "model.safetensors").is_file():  # opening a FIFO would block
         raise ConfigError("is not a file", folder / "model.safetensors", remedy="Save the model again.")
@@ -173,7 +229,7 @@ def read_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def start_upgrade(method: Method, weights: Mapping[str, Tensor]) -> None:
-    """Give the old model of an `Upgraded` the weights of its last commit, and measure its scale."""
+    """Load the weights of the last commit into the old model of an `Upgraded` method, and measure its scale."""
     assert isinstance(method, Upgraded)
     load_state(method, {f"old.{name}": value for name, value in weights.items()}, method.state_dict())
     method.eval().measure_old(method.old_pairs())

@@ -32,11 +32,11 @@ class Evaluation:
 class RunState:
     """State of a run after some task: everything except weights that a resumed run or a table needs."""
 
-    done: int = 0  # finished tasks
+    done: int = 0  # number of finished tasks
     own: list[list[float]] = field(default_factory=list)  # R@1 of task i among its own videos, row = task learned
     union: list[list[float]] = field(default_factory=list)  # R@1 of task i among all stored videos
     metrics: list[dict[str, float]] = field(default_factory=list)  # one dictionary per task learned
-    training: list[dict[str, float]] = field(default_factory=list)  # means of every epoch, with "step"
+    training: list[dict[str, float]] = field(default_factory=list)  # mean losses and metrics per epoch, with "step"
     ranks: dict[str, Rank] = field(default_factory=dict)  # query -> rank in the protocol's gallery, at the end
     v2t: dict[str, Rank] = field(default_factory=dict)  # captioned video -> its rank as a query, at the end
     # % of old videos re-encoded ("0": as stored) -> query -> rank among all videos; empty unless measured
@@ -45,7 +45,7 @@ class RunState:
     seconds: list[float] = field(default_factory=list)  # wall time of each task, as it was trained
     timing: list[dict[str, float]] = field(default_factory=list)  # per epoch, with "step"; see epoch_timing.py
 
-    def __post_init__(self) -> None:  # a `Rank` is a list in JSON, and a number in older commits
+    def __post_init__(self) -> None:  # JSON has a list for each `Rank`, and older commits have a single value
         self.ranks, self.v2t = read_all(self.ranks), read_all(self.v2t)
         self.aged_ranks = {share: read_all(ranks) for share, ranks in self.aged_ranks.items()}
 
@@ -59,4 +59,4 @@ class RunState:
         self.seconds.append(seconds)
 
 
-MEASURED = frozenset({"seconds", "timing"})  # values that differ between two runs of the same settings
+MEASURED = frozenset({"seconds", "timing"})  # fields whose values differ between two runs of equal settings

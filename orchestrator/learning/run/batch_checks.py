@@ -11,14 +11,14 @@ from ctvr.orchestrator.settings.experiment import Experiment
 
 log = logging.getLogger(__name__)
 
-MAX_DROPPED_FRACTION = 0.05  # share of a task's pairs per epoch, where batches cannot be split evenly
+MAX_DROPPED_FRACTION = 0.05  # share of a task's pairs per epoch that may be dropped to split batches evenly
 
 
 def check_left_out(data: StreamData, seed: int, workers: Workers) -> None:
     """Log the share of a task's pairs that several workers drop in its first epoch; refuse a large share.
 
     Raises:
-        ConfigError: if a task drops more than `MAX_DROPPED_FRACTION`; the message names the first.
+        ConfigError: if a task drops more than `MAX_DROPPED_FRACTION`; the message names the first such task.
     """
     for index, task in enumerate(data.stream.method_tasks):
         pairs, dealt = (sum(data.batch_sizes([index], seed, index, 0, size)) for size in (1, workers.size))

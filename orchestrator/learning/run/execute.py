@@ -46,7 +46,7 @@ from ctvr.orchestrator.learning.run.upgrade import (
 from ctvr.orchestrator.learning.training.distributed import Workers
 from ctvr.orchestrator.learning.training.epoch_state import EpochReports, Report
 from ctvr.orchestrator.learning.training.loop import Loop, LoopConfig
-from ctvr.orchestrator.learning.training.pulse import record_position
+from ctvr.orchestrator.processes import record_position
 from ctvr.orchestrator.settings.experiment import Experiment
 from ctvr.orchestrator.settings.resolve import build_experiment
 from ctvr.orchestrator.store.paths import RunPaths
@@ -79,15 +79,15 @@ class Result:
     record: RunState
     method: Method
     stream: Stream
-    resumed: int  # tasks that were finished before
-    reused: int = 0  # number of these that another run trained
+    resumed: int  # number of tasks that were finished before this call
+    reused: int = 0  # number of these tasks that another run trained
 
 
 def splits_of(experiment: Experiment, stream: Stream) -> tuple[str, ...]:
-    """Return the splits that a run reads: training, evaluation, and selection of epochs if that is a different one.
+    """Return the splits that a run reads: training, evaluation, and selection of epochs if that split is different.
 
     Raises:
-        ConfigError: if it needs validation videos and the stream has none.
+        ConfigError: if it needs validation videos, which the stream lacks.
     """
     evaluation = experiment.evaluation
     chosen = evaluation.selects_on(stream.has_val)
@@ -114,7 +114,7 @@ def check_streams(experiment: Experiment, stream: Stream, places: RunPaths) -> N
 
 
 def has_training(experiment: Experiment) -> bool:
-    """Return whether anything is learned, so that a run depends on its seed; zero-shot CLIP learns nothing."""
+    """Return whether a run learns, so that it depends on its seed; False for zero-shot CLIP."""
     return experiment.trains_by_gradients or bool(experiment.capabilities.learns_in_end_task)
 
 
@@ -136,12 +136,15 @@ def execute(
         places: locations of videos and store.
         workers: this process and the number of processes that train together.
         report: called after every task.
-        fresh: ignore finished tasks of an earlier run with the same key, and of all other runs.
-        reuse: adopt tasks that another run has finished with provably equal results.
+        fresh: whether to ignore finished tasks of an earlier run with the same key, and of all other runs.
+        reuse: whether to adopt tasks that another run has finished with provably equal results.
         on_ready: called before the first task with key, method, data and commits. It is called again after a commit
             conflict, because a new method then continues from the other process's commit.
         stream: the experiment's stream, if the caller has loaded it already.
-        epochs: the callback after epochs, and the epoch after which the run pauses.
+        epochs: the callback after epochs, the epoch after which the run pauses, and requests to end it.
+
+    Raises:
+        Interrupted: if a request ended it after an epoch or task; the next call continues there.
     """
     workers = workers or Workers(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     complete, reads = experiment, AccessLog(NON_IDENTITY_SETTINGS)
@@ -151,7 +154,7 @@ def execute(
         torch.set_num_threads(experiment.run.threads)
     set_determinism(workers.device, experiment.run.deterministic, experiment.run.precision)
     if not experiment.run.deterministic:
-        log.warning("deterministic=false: on a GPU, repeated and resumed runs give different numbers")
+        log.warning("deterministic=false: on a GPU, repeated and resumed runs give different results")
     store = places.open_store()
     store.check_writable()
     stream = stream or load_stream(experiment.run.stream, places.root, places.videos)
@@ -187,9 +190,12 @@ def execute(
     with memory_of(workers.device):
         found = zero_shot_curve(experiment, stream, data, backbone, store) if workers.rank == 0 else None
     zero_shot = workers.broadcast(found)
-    config = LoopConfig(experiment.optim, experiment.evaluation, experiment.run.seed, experiment.run.precision)
+    config = LoopConfig(
+        *(experiment.optim, experiment.evaluation, experiment.run.seed, experiment.run.precision),
+        0.0 if fresh else experiment.tracking.pause_minutes,
+    )
 
-    clips = [backbone]  # used once; then new ones are loaded, because a method changes its backbone
+    clips = [backbone]  # used once; a second method gets a new backbone, because a method changes its own
 
     def begin() -> Loop:
         clip = clips.pop() if clips else load_backbone(experiment, stream, workers.device)
@@ -209,7 +215,7 @@ def execute(
 
 
 def _to_the_end(begin: Callable[[], Loop], key: str, stream: Stream, change: int = 0) -> Result:
-    """Run the loop to the end; start a new one from the newest commit after a conflict, and at task `change`."""
+    """Run the loop to the end; start a new loop from the newest commit after a conflict, and at task `change`."""
     num_tasks, resumed = len(stream.tasks), -1
     for attempt in count():
         loop = begin()
@@ -236,7 +242,7 @@ def _open_data(
     workers: Workers,
     places: RunPaths,
 ) -> tuple[StreamData, str]:
-    """Load the stream and others that are only searched, decode all frames, and return the digest of these frames."""
+    """Decode all frames of the stream and of other searched streams; return the data and the digest of the frames."""
     others = load_others(experiment.evaluation, stream, places)  # a wrong name is refused before anything is decoded
     splits = splits_of(experiment, stream)
     source = source_of(stream, store, experiment.data, backbone)
@@ -276,7 +282,7 @@ def _check_agreement(workers: Workers, made_of: dict[str, str]) -> None:
     first = workers.broadcast(made_of)
     if differing := [name for name in made_of if first.get(name) != made_of[name]]:
         raise ConfigError(
-            f"they differ in {', '.join(differing)}. Share --videos and --store, install the same "
+            f"the workers differ in {', '.join(differing)}. Share --videos and --store, install the same "
             "versions, and use machines of the same kind.",
             "workers",
         )
@@ -305,8 +311,8 @@ def zero_shot_curve(
 ) -> list[float] | None:
     """Return R@1 of the untrained backbone after each task, on the same galleries; it is cached in the store.
 
-    Trials are compared by their gain over this curve, since R@1 falls as the gallery grows. Returns None where the
-    protocol defines no gain.
+    Trials are compared by their gain over this curve, because R@1 falls as the gallery grows. Return None if the
+    protocol does not define a gain.
     """
     if protocol_of(stream).gain is None:
         return None

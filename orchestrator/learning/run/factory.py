@@ -1,9 +1,9 @@
-"""Construction of methods: load the backbone, initialise new weights, or read a trained method from a folder."""
+"""Construction of methods: load the backbone, initialize new weights, or read a trained method from a folder."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,14 @@ from ctvr.orchestrator.learning.run.upgrade import TwoTokenizers, make_upgraded,
 from ctvr.orchestrator.learning.run.vector_towers import check_method, check_settings, make_vectors
 from ctvr.orchestrator.settings.experiment import BackboneConfig, Experiment
 from ctvr.orchestrator.settings.resolve import check_domain, named_in, resolve
+from ctvr.orchestrator.streams.query_rank import Rank
 from ctvr.orchestrator.streams.stream import Stream
 
-REMEMBERED = 10_000  # texts whose tokens are kept while a model with two backbones is queried
+REMEMBERED = 10_000  # number of texts whose tokens are kept while a model with two backbones is queried
 
 
 def load_clip(config: BackboneConfig, saved: WeightSettings | None = None) -> Clip:
-    """Load the backbone of a configuration; report errors as ConfigError. `saved` is that of `load.load_backbone`."""
+    """Load the backbone of a configuration; raise errors as ConfigError. See `load.load_backbone` for `saved`."""
     try:
         known = (config.sha256, config.vocabulary, config.chosen, saved)
         return load.load_backbone(config.name, config.weights, 0, *known)
@@ -53,7 +54,7 @@ def check_backbone(experiment: Experiment) -> None:
     """Refuse an unknown backbone, tag or weights file of a run on videos, before videos are rendered or decoded.
 
     Raises:
-        ConfigError: if one of them is unknown, or is for imported features only.
+        ConfigError: if one of these is unknown, or is for imported features only.
     """
     if find_method(experiment.run.method).domain == "images":
         return
@@ -73,9 +74,9 @@ def check_backbone(experiment: Experiment) -> None:
 def load_tower(
     experiment: Experiment, stream: Stream | None = None, saved: WeightSettings | None = None
 ) -> Clip | ResNet18:
-    """Load the backbone of a run: a CLIP, or a network for images initialised from the run's seed.
+    """Load the backbone of a run: a CLIP, or a network for images initialized from the run's seed.
 
-    Precomputed features of `stream`, the run's stream, replace a tower. `saved` is that of `load.load_backbone`.
+    Precomputed features of `stream`, the run's stream, replace a tower. See `load.load_backbone` for `saved`.
 
     Raises:
         ConfigError: if the method, the stream and the backbone do not fit together.
@@ -112,7 +113,7 @@ def load_tower(
     if experiment.run.workers > 1:
         raise ConfigError(
             f"a method for images trains on one worker (got {experiment.run.workers}), because each worker "
-            "would normalise its own part of a batch",
+            "would normalize its own part of a batch",
             "workers",
             write=("workers=1",),
         )
@@ -152,7 +153,7 @@ def load_backbone(experiment: Experiment, stream: Stream, device: torch.device) 
 
 
 def make_method(experiment: Experiment, backbone: Clip | ResNet18, stream: Stream | None = None) -> Method:
-    """Build a new method on a backbone; the run's seed initialises its new weights.
+    """Build a new method on a backbone; the run's seed initializes its new weights.
 
     If `stream`, the run's stream, has precomputed features, the method's towers must be frozen.
     """
@@ -211,11 +212,10 @@ class TrainedModel:
 
     method: Method
     experiment: Experiment
-    clip: Clip | ResNet18  # the backbone; a CLIP also has the tokenizer and the normalisation of frames
-    galleries: tuple[
-        Tensor, ...
-    ] = ()  # features (V, ...) of each task, as stored after it was learned; () where unknown
-    learned: int = 0  # first tasks that a former model has learned and stored, after an upgrade (`Stream.learned`)
+    clip: Clip | ResNet18  # the backbone; a CLIP also has the tokenizer and the normalization of frames
+    galleries: tuple[Tensor, ...] = ()  # features (V, ...) of each task, as stored after it was learned; () if unknown
+    learned: int = 0  # number of first tasks that the old model of an upgrade has learned (`Stream.learned`)
+    ranks: Mapping[str, Rank] = field(default_factory=dict)  # query -> its rank after the last task; {} if unknown
 
 
 def load_trained(folder: Path) -> TrainedModel:
@@ -228,7 +228,7 @@ def load_trained(folder: Path) -> TrainedModel:
     weights, description = read_model(folder)
     with named_in(str(folder / "model.json")):
         experiment = resolve(description["settings"])
-    tower, upgrade = experiment.backbone, experiment.upgrade  # the folder holds every tensor, so nothing else is read
+    tower, upgrade = experiment.backbone, experiment.upgrade  # the folder has all tensors; weights files are not read
     drawn = replace(
         experiment,
         backbone=replace(tower, weights="random", sha256="", activation="", mean=(), resize_mode=""),
@@ -277,10 +277,10 @@ def _upgraded(
 
     Args:
         experiment: a configuration with `upgrade.*`.
-        old, former: untrained method on the backbone before the upgrade, and that backbone.
+        old, former: untrained method on the backbone before the upgrade, and this backbone.
         clip: the backbone after the upgrade.
         earlier: tasks that the old model learned.
-        stream: as in `make_method`.
+        stream: see `make_method`.
     """
     assert isinstance(clip, Clip)  # `check_upgrade` admits streams of videos and their features only
     assert isinstance(former, Clip)
@@ -297,10 +297,11 @@ def restore_from_commits(experiment: Experiment, commits: Commits, done: int, st
         experiment: configuration of the run.
         commits: commits of the run.
         done: number of finished tasks.
-        stream: its stream, which may hold precomputed features instead of videos (after an upgrade, `with_newer`).
+        stream: stream of the run, which may have precomputed features instead of videos (with an upgrade, from
+            `with_newer`).
 
     Raises:
-        MissingObject: if the run has no commit of that task, or `ctvr cache gc` removed its weights.
+        MissingObject: if the run lacks a commit of that task, or `ctvr cache gc` removed its weights.
     """
     weights, galleries = commits.load(done)
     clip = load_tower(experiment, stream)
@@ -313,4 +314,5 @@ def restore_from_commits(experiment: Experiment, commits: Commits, done: int, st
     pretrained = PretrainedSnapshot(method)
     repeat_tasks(method, stream, galleries, torch.device("cpu"), lambda task: method.eval().begin_task(task))
     load_state(method, weights, pretrained)
-    return TrainedModel(method.eval(), experiment, clip, tuple(galleries), stream.learned)
+    ranks = commits.record(done).ranks
+    return TrainedModel(method.eval(), experiment, clip, tuple(galleries), stream.learned, ranks)

@@ -40,7 +40,7 @@ class Featurizer:
     def __init__(self, settings: Settings, places: RunPaths, device: torch.device) -> None:
         experiment = resolve(settings)
         if not experiment.data.cache_features:
-            raise ConfigError("data.cache_features=false caches no features", "--features", remedy="Omit one of them.")
+            raise ConfigError("data.cache_features=false disables caching", "--features", remedy="Omit one of them.")
         set_determinism(device, experiment.run.deterministic, experiment.run.precision)
         stream = load_stream(experiment.run.stream, places.root, places.videos)
         clip, store = load_clip(experiment.backbone), places.open_store()
@@ -66,7 +66,7 @@ class Featurizer:
 
 
 class Featurize(Protocol):
-    """Compute features of many videos; return how many were computed and how many existed."""
+    """Function that computes features of many videos; it returns how many were computed and how many existed."""
 
     def __call__(self, items: Sequence[Item], progress: Progress) -> tuple[int, int]: ...
 

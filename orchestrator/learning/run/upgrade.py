@@ -3,7 +3,7 @@
 Tasks before `upgrade.task` run as they do without an upgrade, so their commits may come from such a run. Then a new
 method on the new backbone, with the same settings, learns the other tasks as a separate stream, and the index keeps the
 old method's features (methods/families/upgrade.py). The commits of later tasks hold the weights of both, so that a run
-resumes from its last commit alone. Features of a new embedder are those of a second stream (`Stream.newer`).
+resumes from its last commit alone. Features of a new embedder come from a second stream (`Stream.newer`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def check_upgrade(experiment: Experiment, stream: Stream) -> None:
     """Refuse an upgrade that the stream, the method or another setting does not permit, before anything is decoded.
 
     Raises:
-        ConfigError: if so; the message names the setting to change.
+        ConfigError: if it is not permitted; the message names the setting to change.
     """
     task, tasks, evaluation = experiment.upgrade.task, len(stream.tasks), experiment.evaluation
     if not task:
@@ -55,7 +55,7 @@ def check_upgrade(experiment: Experiment, stream: Stream) -> None:
             f"{task} {reason}", "upgrade.task", remedy="Use upgrade.task=0, or a method such as clip4clip."
         )
     if (stream.has_features or stream.text_features) and stream.newer is None:
-        fault = f"{task} needs features of the new embedder, but {stream.name} has those of one embedder"
+        fault = f"{task} needs features of the new embedder, but {stream.name} has features of one embedder only"
         raise ConfigError(
             fault,
             "upgrade.task",
@@ -79,7 +79,7 @@ def check_upgrade(experiment: Experiment, stream: Stream) -> None:
             raise ConfigError(
                 f"{part.name} has {len(part.train)} training videos, too few to measure the scale of similarities",
                 "upgrade.task",
-                remedy="Use a stream with 3 or more in each task.",
+                remedy="Use a stream with 3 or more training videos in each task.",
             )
 
 
@@ -87,12 +87,10 @@ def check_widths(experiment: Experiment, old: Clip, new: Clip) -> None:
     """Refuse captions of the new model that search the old videos unchanged, if the models differ in width.
 
     Raises:
-        ConfigError: if so.
+        ConfigError: if `upgrade.queries` is new and the widths differ.
     """
     if experiment.upgrade.queries == "new" and old.embed_dim != new.embed_dim:
-        fault = (
-            f"new needs models of the same width, but the old one has {old.embed_dim} and the new one {new.embed_dim}"
-        )
+        fault = f"new needs models of equal width, but the old has width {old.embed_dim} and the new {new.embed_dim}"
         raise ConfigError(fault, "upgrade.queries", remedy="Use upgrade.queries=both or map.")
 
 
@@ -104,12 +102,12 @@ def new_experiment(experiment: Experiment) -> Experiment:
 
 
 class TwoTokenizers:
-    """The new backbone's tokenizer, which remembers the old one's tokens of every caption.
+    """Tokenizer of the new backbone, which also keeps the old backbone's tokens of every caption.
 
     Args:
         new, old: captions -> tokens (N, L) int64.
         longest: `data.max_tokens`.
-        most: captions to remember besides those of the last call; None: all.
+        most: number of captions to keep in addition to those of the last call; if None, all are kept.
     """
 
     def __init__(
@@ -155,7 +153,7 @@ def make_upgraded(
         new, old: new methods on the two backbones, on the device.
         tasks: tasks of the old method, for which `begin_task` is repeated.
         tokens: tokens of the captions that the method will encode.
-        device: None for the CPU.
+        device: device of the method; if None, the CPU.
     """
     for task in tasks:
         old.begin_task(task)
@@ -166,7 +164,7 @@ def make_upgraded(
 
 
 def _caption(tokenize: Callable[[list[str]], Tensor]) -> Tensor:
-    """Return tokens (1, L) of a caption, of whose feature only the width is read."""
+    """Return tokens (1, L) of some caption; only the width of its feature is read."""
     is_table = isinstance(tokenize, CaptionLookup)
     return torch.zeros(1, 1, dtype=torch.int64) if is_table else tokenize(["a"])
 
@@ -174,7 +172,7 @@ def _caption(tokenize: Callable[[list[str]], Tensor]) -> Tensor:
 def make_learner(
     experiment: Experiment, new: Method, old: Method, data: StreamData, tokens: TwoTokenizers, pairs: StreamData
 ) -> Upgraded:
-    """Return `make_upgraded` for the loop, which reads pairs of the old method to measure its scale.
+    """Return the method of `make_upgraded`, with access to pairs of the old stream, which measure the old scale.
 
     Args:
         data: stream for the new method (`Stream.after`).

@@ -11,7 +11,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.settings.experiment import Experiment
 from ctvr.orchestrator.streams.stream import Stream
 
-USE_HEADS = "Use head_linear, head_low_rank, head_mlp or head_ridge, or a strategy around one."
+USE_HEADS = "Use head_linear, head_low_rank, head_mlp or head_ridge, or a strategy that wraps one of them."
 
 
 def check_settings(experiment: Experiment) -> None:
@@ -21,7 +21,7 @@ def check_settings(experiment: Experiment) -> None:
         ConfigError: for a backbone next to imported features, or `data.center` without them.
     """
     config, stream = experiment.backbone, experiment.run.stream
-    if config.weights == IMPORTED and config.name != VECTORS:  # the stream gives both
+    if config.weights == IMPORTED and config.name != VECTORS:  # the stream sets both; the user changed the name
         raise _unused_backbone(config.name, stream)
     check_center(experiment.data, config.name == VECTORS, stream)
 
@@ -41,7 +41,7 @@ def make_vectors(experiment: Experiment, stream: Stream) -> Vectors:
     """Build the towers over a stream's features of videos and captions.
 
     Raises:
-        ConfigError: for another backbone, or a method that learns nothing if captions and videos differ in width.
+        ConfigError: for another backbone, or a method without training if captions and videos differ in width.
     """
     if experiment.backbone.name != VECTORS:
         raise _unused_backbone(experiment.backbone.name, stream.name)
@@ -52,7 +52,7 @@ def make_vectors(experiment: Experiment, stream: Stream) -> Vectors:
 
 
 def unfit_baseline(experiment: Experiment, stream: Stream) -> str:
-    """Return why a method that learns nothing cannot run on a stream; "" if it can, or learns.
+    """Return the reason why a method without training cannot run on a stream; "" if it can, or if it is trained.
 
     Raises:
         ConfigError: if the method works inside CLIP's towers, which the stream's features replace.
@@ -67,7 +67,7 @@ def _width_fault(experiment: Experiment, stream: str, towers: Vectors) -> str:
     text, video = towers.text.width, towers.vision.width
     if text == video or _learns(experiment):
         return ""
-    return f"{experiment.name} learns nothing, but in stream {stream} captions have width {text} and videos {video}"
+    return f"{experiment.name} is not trained, but in stream {stream} captions have width {text} and videos {video}"
 
 
 def _learns(experiment: Experiment) -> bool:

@@ -2,18 +2,18 @@
 
     cost/index_bytes       stored features of all searched videos, float32
     cost/replay_bytes      pairs in replay buffers: decoded frames (uint8), tokens (int64), and features kept with them
-    cost/replay_share      percent of the pairs of earlier tasks that the last task trains on, of the pairs in replay
-                           buffers; missing if a method keeps videos of earlier tasks otherwise
-    cost/tower_copies      image towers besides the one that encodes: teachers, former models, momentum encoders
+    cost/replay_share      pairs in replay buffers in percent of all pairs of earlier tasks, while the last task is
+                           trained; 100 if it trains on all pairs; missing if a method keeps earlier videos elsewhere
+    cost/tower_copies      image towers next to the one that encodes: teachers, previous models, momentum encoders
     cost/reencoding_gmacs  multiply-adds (10^9) of videos that the method encoded again over the stream; 0 if none
     cost/pair_gmacs        multiply-adds (10^9) of a training step for each of its pairs, in a batch of the last task
-    cost/train_gmacs       multiply-adds (10^9) of all training steps, forward and backward: those of one batch of the
-                           last task for each pair, times the pairs of all steps; with one worker only
+    cost/train_gmacs       multiply-adds (10^9) of all training steps, forward and backward: `cost/pair_gmacs` times the
+                           pairs of all steps; with one worker only
 
 Multiply-adds of training are matrix products and convolutions, as torch counts them (half of its FLOPs). Decoding,
-normalisation and the optimizer are not counted. For methods that grow, a step of the last task is an upper bound of the
-earlier ones. A run with `upgrade.task` has no index and training costs, since the costs of its former model are unknown
-at its end.
+normalization and the optimizer are not counted. For methods that grow, a step of the last task is an upper bound of
+earlier steps. A run with `upgrade.task` lacks the costs of index and training, because the costs of its old model are
+unknown at the end.
 
 Shapes: T frames of S x S pixels, L text length.
 """
@@ -44,9 +44,9 @@ def step_costs(method: Method, data: StreamData) -> dict[str, float]:
 
     They are `cost/tower_copies`, `cost/replay_share` and, with one worker, `cost/pair_gmacs`.
 
-    They are kept with the record of the last task: after it a method may have dropped its teacher, and a resumed run
-    has none. A step is made without activation checkpointing, whose recomputation is not counted. If it does not fit
-    the GPU, `cost/pair_gmacs` is missing.
+    They are kept with the record of the last task, because a method may drop its teacher after the task, and a resumed
+    run lacks it. The step is computed without activation checkpointing, whose recomputation is not counted. If the step
+    does not fit the GPU, `cost/pair_gmacs` is missing.
     """
     if data.stream.domain != "videos" or not method.param_groups():
         return {}
@@ -85,7 +85,7 @@ def budget(
         "cost/reencoding_gmacs": again * cost["cost/video_gmacs"],
     }
     steps = [0.0, *(epoch["step"] for epoch in record.training)]
-    if data.stream.learned:  # the budget of the former model is not counted here
+    if data.stream.learned:  # the old model of an upgrade is not counted
         return found
     if not record.training:
         return {**found, "cost/train_gmacs": 0.0, "cost/replay_share": 0.0}
@@ -98,7 +98,7 @@ def budget(
 
 
 def modules_within(root: nn.Module) -> Iterator[nn.Module]:
-    """Yield every module of a method, and those of its frozen copies, which are not submodules."""
+    """Yield every module of a method, and every module of its frozen copies, which are not submodules."""
     for module in root.modules():
         yield module
         for value in vars(module).values():
@@ -139,7 +139,7 @@ def _replay_bytes(method: Method, data: StreamData) -> int:
 
 
 def _step_gmacs(method: Method, batch: Batch) -> float:
-    """Return the multiply-adds (10^9) of one training step. It runs on a copy; method and RNG state do not change."""
+    """Return the multiply-adds (10^9) of one training step of a copy; method and RNG state do not change."""
 
     trial = copied(method).train()  # the trained weights are those of the last task
     losses = Losses(trial)

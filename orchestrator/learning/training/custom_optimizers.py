@@ -1,4 +1,4 @@
-"""Optimizers from released code that differ from torch's.
+"""Optimizers of released codes that differ from torch.optim.AdamW.
 
 With g the gradient, p the weight, eta the learning rate, wd the weight decay, t = 1, 2, ... the steps of a tensor:
 
@@ -6,7 +6,8 @@ With g the gradient, p the weight, eta the learning rate, wd the weight decay, t
     AdamWHF    p -= eta sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps);   then p -= eta wd p
     BertAdam   p -= eta (m / (sqrt(v) + eps) + wd p)
 
-A tensor without a gradient is skipped, and does not decay. On a GPU all tensors of a group are updated together.
+A tensor without a gradient is skipped, and its weights do not decay. On a GPU all tensors of a group are updated
+together.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from torch import Tensor
 
 
 class AdamWHF(torch.optim.Optimizer):
-    """AdamW of the old transformers library, used by the codes of CTVR, X-Pool, CLIP-ViP and TempMe.
+    """AdamW of early versions of transformers, used by the codes of CTVR, X-Pool, CLIP-ViP and TempMe.
 
-    It differs from torch's in two points: eps is added to sqrt(v) before the bias correction, and the decay is
-    applied after the step, to the updated weights.
+    It differs from torch.optim.AdamW in two points: eps is added to sqrt(v) before the bias correction, and the decay
+    is applied after the step, to the updated weights.
     """
 
     def __init__(self, params: Any, betas: tuple[float, float], eps: float) -> None:
@@ -46,8 +47,8 @@ class AdamWHF(torch.optim.Optimizer):
 class BertAdam(torch.optim.Optimizer):
     """Adam of the first BERT codes, used by CLIP4Clip (modules/optimization.py) and MV-Adapter.
 
-    It differs from torch's in three points: there is no bias correction, the decay is computed from the weights before
-    the step, and each tensor's gradient is clipped separately to `max_norm` (None: no clipping).
+    It differs from torch.optim.AdamW in three points: it lacks a bias correction, it computes the decay from the
+    weights before the step, and it clips each tensor's gradient separately to `max_norm` (if None, it does not clip).
     """
 
     def __init__(self, params: Any, betas: tuple[float, float], eps: float, max_norm: float | None) -> None:
@@ -71,7 +72,7 @@ class BertAdam(torch.optim.Optimizer):
 
 
 def _together(params: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Group the tensors that have a gradient: all together on a GPU (fewer kernel launches), else one by one.
+    """Group the tensors that have a gradient: all together on a GPU (fewer kernel launches), on a CPU one by one.
 
     The results are equal; one group needs more memory for intermediate values.
     """
@@ -82,14 +83,14 @@ def _together(params: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _square_roots(v: list[Tensor]) -> list[Tensor]:
-    """Return sqrt(v), equal on all processors: MKL's root on a CPU is not, but torch's own 1 / sqrt is."""
+    """Return sqrt(v) as 1 / rsqrt(v), which is bit-identical on all processors; MKL's square root on a CPU is not."""
     return list(torch._foreach_reciprocal(torch._foreach_rsqrt(v)))
 
 
 def _moments(
     state: Mapping[Tensor, dict[str, Any]], params: Sequence[Tensor], beta1: float, beta2: float
 ) -> tuple[list[Tensor], list[Tensor], list[int]]:
-    """Update and return m, v and the number of steps of each tensor, this step included."""
+    """Update and return m, v and the number of steps of each tensor, including this step."""
     grads = [p.grad for p in params if p.grad is not None]
     for p in params:
         if not state[p]:

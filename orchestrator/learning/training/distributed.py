@@ -17,7 +17,7 @@ from ctvr.orchestrator.errors import ContractViolation
 
 
 def all_reduce_min(x: Tensor) -> Tensor:
-    """Reduce x to the element-wise minimum over all workers, in place where there are several."""
+    """Reduce x to the element-wise minimum over all workers, in place if there are several workers."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(x, op=dist.ReduceOp.MIN)
     return x
@@ -33,14 +33,14 @@ def require_gradients(module: nn.Module) -> None:
     """Check that every trained weight has a gradient.
 
     Raises:
-        ContractViolation: if one has none; the message names the first.
+        ContractViolation: if a weight lacks a gradient; the message names the first such weight.
     """
     for name, weight in module.named_parameters():
         if weight.requires_grad and weight.grad is None:
             method = next(type(part).__name__ for part in module.modules() if hasattr(part, "declared"))
             raise ContractViolation(
-                f"a step gives {name} no gradient, and {method} declares that each step gives every weight one: return "
-                "Capabilities(uses_all_parameters=False) from capabilities(config)"
+                f"a step does not give {name} a gradient, but {method} declares that each step gives one to every "
+                "weight: return Capabilities(uses_all_parameters=False) from capabilities(config)"
             )
 
 
@@ -51,7 +51,7 @@ def patient_group(hours: float) -> Any:
 
 @dataclass(frozen=True)
 class Workers:
-    """One of the processes that train a model together; a single one by default.
+    """One of the processes that train a model together; by default, the only process.
 
     Attributes:
         rank, size: index of this process, and number of processes.
@@ -69,7 +69,7 @@ class Workers:
         """Return `encode(rows)`, computed with the rows split over all workers.
 
         Args:
-            is_for_all: return the result on every worker; else only on rank 0, and a tensor without rows on the others.
+            is_for_all: whether every worker gets the result; otherwise only rank 0 does, and the others get 0 rows.
         """
         if self.size == 1:
             return encode(rows)
@@ -91,7 +91,7 @@ class Workers:
         return box[0]
 
     def all_reduce_mean(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Return the mean over workers of every number; all workers must have the same names."""
+        """Return the mean over workers of every value; all workers must have the same names."""
         if self.size == 1 or not values:
             return dict(values)
         names = sorted(values)
@@ -102,11 +102,11 @@ class Workers:
         return {name: found[name] for name in values}
 
     def wrap_ddp(self, module: nn.Module) -> nn.Module:
-        """Wrap a module in DistributedDataParallel; return it unchanged where there is one worker.
+        """Wrap a module in DistributedDataParallel; return it unchanged if there is one worker.
 
-        Unless `uses_all_parameters` is set, some parameters may have no gradient; to find them, every step walks the
-        whole graph and synchronises the result. Buffers are equal on all workers, so no step broadcasts them.
-        Gradients are views of the buckets that DDP sends, which spares one copy of all gradients.
+        Unless `uses_all_parameters` is set, some parameters may lack a gradient; to find them, every step traverses the
+        whole graph and synchronizes the result. Buffers are equal on all workers, so steps do not broadcast them.
+        Gradients are views of the buckets that DDP sends, which saves one copy of all gradients.
         """
         if self.size == 1:
             return module
@@ -121,7 +121,11 @@ class Workers:
         )
 
     def check_gradients_once(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Check on the first optimizer step that every weight has a gradient, where several workers rely on it."""
+        """Check on the first optimizer step that every weight has a gradient, if several workers rely on this.
+
+        Raises:
+            ContractViolation: in that step; see `require_gradients`.
+        """
         if self.size == 1 or not all_parameters_used(module):
             return
 
@@ -132,7 +136,7 @@ class Workers:
         handle = optimizer.register_step_pre_hook(look)
 
     def no_sync_unless_last(self, module: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
-        """Return a context in which `module` synchronises gradients only for a step's last batch (DDP `no_sync`)."""
+        """Return a context in which `module` synchronizes gradients only for a step's last batch (DDP `no_sync`)."""
         return nullcontext() if self.size == 1 or is_last else module.no_sync()  # type: ignore[operator]
 
     def all_gather_union(self, names: set[str]) -> set[str]:
@@ -158,7 +162,7 @@ def _parts(mine: Tensor | None, size: int, group: Any = None, rank: int | None =
             dimensions (words) may differ, too, and is padded with zeros.
         size: number of workers.
         group: process group on the CPU.
-        rank: rank of this worker, if only rank 0 receives the rows; None: every worker receives them.
+        rank: rank of this worker, if only rank 0 receives the rows; if None, every worker receives them.
     """
     head = torch.zeros(2 + MOST_DIMENSIONS, dtype=torch.int64, device="cpu")  # dimensions, type, shape
     if mine is not None:

@@ -7,7 +7,7 @@ passes:
 1. Encode parts of one batch each without a graph; compute the loss over all features and its gradient with respect
    to the features.
 2. Encode every part again with a graph and the same RNG state and precision, and backpropagate the gradient of its
-features.
+   features.
 
 At most one batch's activations are in memory; the cost is one more forward pass. The loss is computed once, so teachers
 run, replay memories are sampled and queues are filled once per step. Other parameters of the loss (a head, merged
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from ctvr.methods.backbone.recompute import recomputing
 from ctvr.methods.base import Batch, Method, SeparableEncoders
+from ctvr.methods.capabilities import overrides
 from ctvr.methods.layers.patching import patched
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.training.rng_state import rng_state, set_rng_state
@@ -42,15 +43,17 @@ def accumulation_mode(method: Method, accumulate: int) -> Literal["features", "p
     """Return how a method's batches form one step; see `Capabilities.accumulation`.
 
     Raises:
-        ConfigError: if the loss of `accumulate` batches would differ from that of one large batch.
+        ConfigError: if the loss of `accumulate` batches would differ from the loss of one large batch.
     """
     if method.declared.accumulation == "pairs":
         return "pairs"
     found = method.separable_encoders()
+    if accumulate > 1 and overrides(method, "combine_gradients"):
+        found = "the gradient of each term is needed"
     if isinstance(found, SeparableEncoders):
         return "features"
     if accumulate == 1:
-        return "pairs"  # with one batch per step, the loss is the batch's own
+        return "pairs"  # a step of one batch needs no accumulation
     raise ConfigError(
         f"{found}, so {accumulate} batches are not equivalent to one large batch for {type(method).__name__}",
         "optim.accumulation_steps",
@@ -134,7 +137,7 @@ def _encode(passes: list[_Pass], rows: int, encode: Callable[..., Tensor], *argu
     """Run `encode` on its arguments, whose tensors are split into parts of `rows` rows."""
     device, count = arguments[0].device, len(arguments[0])
     precision, parts, made = _precision(device), list[_Part](), list[Tensor]()
-    # The autocast cache must not keep casts made without a graph: the loss may read the same weights
+    # The autocast cache must not keep casts made without a graph, because the loss may read the same weights
     with torch.no_grad(), precision(cache_enabled=False):
         for start in range(0, count, rows):
             own = [x[start : start + rows] if isinstance(x, Tensor) else x for x in arguments]
@@ -165,7 +168,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def _average(method: Method) -> None:
-    """Average gradients over all workers; a tensor that has no gradient on any worker keeps None."""
+    """Average gradients over all workers; a tensor without a gradient on every worker keeps None."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return
     trained = [parameter for parameter in method.parameters() if parameter.requires_grad]
@@ -187,7 +190,7 @@ def _average(method: Method) -> None:
 
 
 def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield consecutive gradients of one type, at most BUCKET bytes of them or a single larger one."""
+    """Yield lists of consecutive gradients of one type, of at most BUCKET bytes or with a single larger gradient."""
     bucket, size = list[Tensor](), 0
     for grad in gradients:
         if bucket and (size + grad.nbytes > BUCKET or grad.dtype != bucket[0].dtype):

@@ -18,8 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ctvr.methods.backbone.frozen_casts import frozen_casts
 from ctvr.methods.backbone.recompute import checkpointing
-from ctvr.methods.base import Batch, Method, Task
+from ctvr.methods.base import Batch, Method, Position, Task
 from ctvr.orchestrator.data.batches import StreamData, seed_of, task_of
 from ctvr.orchestrator.data.device import Precision, autocast_for
 from ctvr.orchestrator.errors import CommitConflict
@@ -34,20 +35,20 @@ from ctvr.orchestrator.learning.record.method_state import (
     clone_trained_state,
     finish_task,
     load_state,
+    prepare_task,
     start_upgrade,
     trained_state,
 )
 from ctvr.orchestrator.learning.record.run_state import Evaluation, RunState
 from ctvr.orchestrator.learning.training.budget import step_costs
 from ctvr.orchestrator.learning.training.distributed import Workers
-from ctvr.orchestrator.learning.training.epoch_state import EpochReports, EpochState, Pauses, Report, can_pause
+from ctvr.orchestrator.learning.training.epoch_state import EpochReports, EpochState, Pauses, Report
 from ctvr.orchestrator.learning.training.epoch_timing import EpochTimer
-from ctvr.orchestrator.learning.training.grad_cache import accumulation_mode, backward
+from ctvr.orchestrator.learning.training.gradients import StepGradients
 from ctvr.orchestrator.learning.training.loss_monitor import EpochMetrics, mean_losses
 from ctvr.orchestrator.learning.training.optimizer import batch_weights, freeze_except, lr_factor, make_optimizer
-from ctvr.orchestrator.learning.training.pulse import record_position
-from ctvr.orchestrator.learning.training.step import take_step, total_of
-from ctvr.orchestrator.learning.training.unique_videos import Losses
+from ctvr.orchestrator.learning.training.step import take_step
+from ctvr.orchestrator.processes import record_position
 from ctvr.orchestrator.settings.evaluation_config import EvaluationConfig
 from ctvr.orchestrator.settings.optim_config import OptimConfig
 
@@ -62,6 +63,7 @@ class LoopConfig:
     evaluation: EvaluationConfig
     seed: int = 0
     precision: Precision = "fp32"
+    pause_minutes: float = 0.0
 
 
 class Loop:
@@ -85,12 +87,12 @@ class Loop:
         self.data = data.trim_captions_per_task() if method.declared.attends_to_padding else data
         self.config, self.commits, self.protocol = config, commits, protocol_of(data.stream)
         self.report, self.zero_shot, self.reads = report, zero_shot, reads or AccessLog()
-        self.record, self._newest = RunState(), 0  # the second: the method's task that began last
+        self.record, self._newest = RunState(), 0  # `_newest`: index of the method's task that began last
         self.galleries: list[Tensor] = []  # on the CPU, one (V, ...) for each finished task
-        self.selection: list[Tensor] = []  # the same for the split that selects epochs, if it is a different one
+        self.selection: list[Tensor] = []  # galleries of the split that selects epochs, if it is a different one
         self._pretrained = PretrainedSnapshot(method)
-        can_pause_here = config.evaluation.every_epoch and can_pause(method, data.stream, self.workers)
-        self.pauses = Pauses(commits, method, self._pretrained, can_pause_here, epochs)
+        about = self._pretrained, self.workers, self.reads, config.pause_minutes, epochs
+        self.pauses = Pauses(commits, method, data.stream, *about)
         self._momenta: dict[Tensor, dict[str, Tensor]] = {}  # carried to the next task (optim.carry_momentum)
         method.gallery_is_fresh = self._reencodes
         method.set_pair_source(self.data)
@@ -121,9 +123,11 @@ class Loop:
             self._store_galleries(index)
             found = self._evaluate(index)
             found.add(before, self._optional(index + 1, found.own, before.metrics), costs)
-            self._commit(found, time.monotonic() - started)
+            self._commit(found, time.monotonic() - started + self.pauses.seconds)
             if self.report is not None:
                 self.report(task_of(stream, index, stream.tasks), self.record, self.record.seconds[-1])
+            if index + 1 < num_tasks:
+                self.pauses.end_task(self.record)
         return self.record
 
     def _seed(self, *parts: object) -> None:
@@ -158,20 +162,21 @@ class Loop:
     def _autocast(self) -> Any:
         return autocast_for(self.config.precision, self.workers.device.type)
 
+    @frozen_casts()
     def _train(self, task: Task) -> None:
+        self._seed("prepare", task.index)  # equal on every worker, as the pairs are
+        prepare_task(self.method, task, self.data.ordered_batches([task.index]))
         optim, groups = self.config.optim, self.method.param_groups()
-        parameters = freeze_except(self.method, groups)
-        if not parameters or not optim.epochs:
+        if not (parameters := freeze_except(self.method, groups)) or not optim.epochs:
             return
         self._pretrained.drop(parameters)
-        accumulation_mode(self.method, optim.accumulation_steps)  # raises before anything is trained
-        optimizer = make_optimizer(groups, optim, self.method)
+        gradients = StepGradients(self.method, parameters, optim, self.workers, self._autocast)
+        optimizer = make_optimizer(groups, optim, self.method, gradients.recompute)
         optimizer.state.update({p: self._momenta[p] for p in parameters if p in self._momenta})
         tasks = list(range(task.index + 1)) if self.method.declared.trains_on == "seen" else [task.index]
-        losses = self.workers.wrap_ddp(Losses(self.method))
         self.workers.check_gradients_once(self.method, optimizer)
         per_epoch = math.ceil(self.data.steps(tasks, self.workers.size) / optim.accumulation_steps)
-        state, self.record = self.pauses.resume(task.index, optimizer, self.record)
+        state, self.record = self.pauses.resume(optimizer, self.record)
         while (epoch := state.done) < optim.epochs and not state.is_over:
             self.method.train()
             self._seed("epoch", task.index, epoch, self.workers.rank)
@@ -179,12 +184,14 @@ class Loop:
             weights = batch_weights(self.data.batch_sizes(*order, self.workers.size), optim.accumulation_steps)
             batches = self.data.train_batches(*order, self.workers.rank, self.workers.size)
             timer = EpochTimer(self.workers.device)
-            terms = self._epoch(losses, timer.iterate(batches), weights, optimizer, parameters, task, epoch, per_epoch)
+            gradients.begin_epoch()  # DDP's first step sums in other buckets
+            about = optimizer, parameters, task, epoch, per_epoch
+            terms = self._epoch(gradients, timer.iterate(batches), weights, *about)
             self.record.timing.append({"step": float(self.record.steps), **timer.read(self.workers)})
             terms.update(self._evaluation_losses(task) if self.config.evaluation.log_losses else {})
             terms.update(self._evaluate_epoch(state))
             self.record.training.append({"step": float(self.record.steps), **terms})
-            self.pauses.end_epoch(task.index, state, optimizer, self.record)
+            self.pauses.end_epoch(state, optimizer, self.record)
         if state.best is not None:
             load_state(self.method, state.best[1], self._pretrained)
         if optim.carry_momentum:
@@ -192,7 +199,7 @@ class Loop:
 
     def _epoch(
         self,
-        losses: nn.Module,
+        gradients: StepGradients,
         batches: Iterator[Batch],
         weights: Sequence[float],
         optimizer: torch.optim.Optimizer,
@@ -205,25 +212,16 @@ class Loop:
         optim = self.config.optim
         progress = EpochMetrics(self.workers.device, f"{task.name}, epoch {epoch + 1}")
         optimizer.zero_grad(set_to_none=True)
-        exact = optim.accumulation_steps > 1 and accumulation_mode(self.method, optim.accumulation_steps) == "features"
-        group: list[Batch] = []  # batches of the current step
         for number, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
-            is_last = (number + 1) % optim.accumulation_steps == 0 or number + 1 == len(weights)
-            group.append(batch)
-            if exact and not is_last:
-                continue
-            if exact:
-                terms = backward(self.method, group, self._autocast)
-            else:
-                with self._autocast(), self.workers.no_sync_unless_last(losses, is_last):
-                    terms = losses(batch)
-            group = []
-            if not exact:
-                (total_of(terms) * weight).backward()
-            progress.add(terms, self.method.batch_metrics())
+            step, part = epoch * per_epoch + number // optim.accumulation_steps, number % optim.accumulation_steps
+            is_last = part + 1 == optim.accumulation_steps or number + 1 == len(weights)
+            if not part:
+                self.method.set_position(Position(step, optim.epochs * per_epoch, epoch, optim.epochs))
+            terms = gradients.add(batch, weight, is_last)
+            if terms is not None:
+                progress.add(terms, self.method.batch_metrics())
             if not is_last:
                 continue
-            step = epoch * per_epoch + number // optim.accumulation_steps
             factor = lr_factor(step, optim.epochs * per_epoch, per_epoch, task.index == 0, optim)
             progress.step(take_step(self.method, optimizer, parameters, optim, factor))
             self.record.steps += 1
@@ -266,7 +264,7 @@ class Loop:
         return list(range(task + 1)) if self._reencodes else [task]
 
     def _encode_galleries(self, task: int, split: str) -> list[Tensor]:
-        """Return the features of all tasks' videos so far: encoded now for `_tasks_to_encode`, else as stored."""
+        """Return the features of all tasks' videos so far: encoded now for `_tasks_to_encode`, otherwise as stored."""
         stored = self.galleries if split == self.config.evaluation.split else self.selection
         fresh = self._tasks_to_encode(task)
         return [self._gallery(i, split) if i in fresh else stored[i] for i in range(task + 1)]
@@ -280,7 +278,7 @@ class Loop:
             self.selection = self._encode_galleries(task, str(self._selects_on))
 
     def _gallery(self, index: int, split: str, count: int | None = None) -> Tensor:
-        """Encode a task's videos, or the first `count`, to (V, ...). An unlearned task uses the newest task's parts."""
+        """Encode a task's videos, or the first `count`, to (V, ...); unlearned tasks use parts of the newest task."""
         evaluation, given = self.config.evaluation, min(self.data.stream.method_task(index), self._newest)
 
         def encode(rows: Sequence[int]) -> Tensor:
@@ -339,8 +337,8 @@ class Loop:
         )
         if not self.workers.broadcast(is_ours):
             raise CommitConflict(
-                f"task {record.done} was committed by another run of the same settings, with different numbers"
+                f"task {record.done} was committed by another run of the same settings, with different results"
             )
-        self.pauses.clear(record.done - 1)
+        self.pauses.clear()
         if self.workers.size > 1:
             dist.barrier()

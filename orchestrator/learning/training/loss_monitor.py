@@ -1,6 +1,6 @@
 """Monitoring of a task's loss: sums of the loss terms, and checks that they are finite.
 
-Reading a number from a GPU makes the host wait. Sums and flags therefore stay on the device and are read once every
+Reading a value from a GPU makes the host wait. Sums and flags therefore remain on the device and are read once every
 `SYNC_EVERY` steps and at the end of an epoch; on a CPU, where reading is free, in every step.
 """
 
@@ -16,9 +16,9 @@ from torch import Tensor
 from ctvr.methods.base import Batch, Method
 from ctvr.orchestrator.errors import NonFiniteLoss
 from ctvr.orchestrator.learning.training.distributed import all_reduce_min
-from ctvr.orchestrator.learning.training.pulse import record_position
+from ctvr.orchestrator.processes import record_position
 
-SYNC_EVERY = 20  # steps between checks on a GPU; at most this many use non-finite numbers, and they are never committed
+SYNC_EVERY = 20  # steps between checks on a GPU; at most 20 steps use non-finite values, which are never committed
 REMEDY = "Lower the learning rates, for example by optim.lr_scale."
 
 
@@ -49,7 +49,7 @@ class EpochMetrics:
         """Record whether a step's gradient is finite, before the step is made.
 
         Raises:
-            NonFiniteLoss: if the flags are read in this step and one is not finite.
+            NonFiniteLoss: if the flags are read in this step and show a value that is not finite.
         """
         self._flags.append(("", torch.isfinite(norm)))
         self._steps += 1
@@ -61,27 +61,27 @@ class EpochMetrics:
         """Read the flags.
 
         Raises:
-            NonFiniteLoss: if one is not finite; the message names the loss terms of the first such batch, or the
+            NonFiniteLoss: if a value was not finite; the message names the loss terms of the first such batch, or the
                 gradient.
         """
         self._read([])
 
     def means(self) -> dict[str, float]:
-        """Return the mean over batches of every number, as `train/...`; empty without a batch.
+        """Return the mean over batches of every loss term and metric, as `train/...`; empty without a batch.
 
         Raises:
-            NonFiniteLoss: as in `check`.
+            NonFiniteLoss: see `check`.
         """
         on_device = {name: value for name, value in self._sums.items() if isinstance(value, Tensor)}
         sums = {**self._sums, **dict(zip(on_device, self._read(list(on_device.values()))))}
         return {f"train/{name}": float(value) / self._count for name, value in sums.items()}
 
     def _read(self, numbers: list[Tensor]) -> list[float]:
-        """Read device numbers (float64) together with the flags: one synchronisation."""
+        """Read values (float64) from the device together with the flags, in one synchronization."""
         names, flags = [name for name, _ in self._flags], [flag.double() for _, flag in self._flags]
         self._flags = []
         if flags:
-            # All workers stop together: otherwise the others would wait in a collective
+            # All workers stop together, because otherwise the others would wait in a collective
             flags = list(all_reduce_min(torch.stack(flags)).unbind())
         read = torch.stack([*flags, *numbers]).tolist() if flags or numbers else []
         is_finite, found = read[: len(names)], read[len(names) :]

@@ -6,35 +6,45 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from ctvr.methods.base import Decay, ParamGroup
+from ctvr.methods.base import Decay, Method, ParamGroup
 from ctvr.methods.layers.experts import drop_unchosen
+from ctvr.orchestrator.errors import ContractViolation
 from ctvr.orchestrator.learning.training.custom_optimizers import AdamWHF, BertAdam
 from ctvr.orchestrator.settings.optim_config import OptimConfig
 
 
 def make_optimizer(
-    groups: Iterable[ParamGroup], config: OptimConfig, method: nn.Module | None = None
+    groups: Iterable[ParamGroup],
+    config: OptimConfig,
+    method: nn.Module | None = None,
+    recompute: Callable[[], None] = lambda: None,
 ) -> torch.optim.Optimizer:
-    """Make an optimizer for a method's groups; each torch group keeps its peak rate as `peak`.
+    """Create an optimizer for a method's groups; each torch group keeps its peak learning rate as `peak`.
 
     Args:
         groups: `Method.param_groups()`.
-        config: selects the optimizer, and the tensors that decay where a group has no rule.
-        method: owner of the parameters; needed for decay rules that use names.
+        config: selects the optimizer, and the tensors with weight decay in groups that do not define a rule.
+        method: owner of the parameters; needed for decay rules that use names. Its own optimizer has priority.
+        recompute: see `Method.make_optimizer`.
+
+    Raises:
+        ContractViolation: if the method's own optimizer does not have the groups that it received.
     """
-    made = _make(groups, config, method)
+    made = _make(groups, config, method, recompute)
     if method is not None:  # experts that a step did not choose are neither moved nor decayed
         made.register_step_pre_hook(lambda *given: drop_unchosen(method))
     return made
 
 
-def _make(groups: Iterable[ParamGroup], config: OptimConfig, method: nn.Module | None) -> torch.optim.Optimizer:
+def _make(
+    groups: Iterable[ParamGroup], config: OptimConfig, method: nn.Module | None, recompute: Callable[[], None]
+) -> torch.optim.Optimizer:
     names = {} if method is None else {id(parameter): name for name, parameter in method.named_parameters()}
     torch_groups: list[dict[str, Any]] = []
     for group in groups:
@@ -47,12 +57,20 @@ def _make(groups: Iterable[ParamGroup], config: OptimConfig, method: nn.Module |
                 torch_groups.append(
                     {"params": params, "peak": group["lr"] * config.lr_scale, "weight_decay": decay, "lr": 0.0}
                 )
+    own = method.make_optimizer(torch_groups, recompute) if isinstance(method, Method) else None
+    if own is not None:
+        if not isinstance(own, torch.optim.Optimizer) or not all("peak" in group for group in own.param_groups):
+            raise ContractViolation(
+                f"make_optimizer() returns {type(own).__name__}: return a torch.optim.Optimizer to whose constructor "
+                "`groups` is passed"
+            )
+        return own
     if config.name == "adamw_hf":
         return AdamWHF(torch_groups, config.betas, config.eps)
     if config.name == "bert_adam":
         return BertAdam(torch_groups, config.betas, config.eps, config.grad_clip)
-    # On a CPU the other ways take square roots with MKL, which estimates them by an instruction whose result differs
-    # between processors
+    # On a CPU, the implementations without `fused` compute square roots with MKL, whose results differ between
+    # processors
     if config.name == "sgd":
         return torch.optim.SGD(torch_groups, momentum=config.momentum, fused=True)
     return torch.optim.AdamW(torch_groups, betas=config.betas, eps=config.eps, fused=True)
@@ -71,7 +89,7 @@ def _decays(rule: Decay | None, parameter: nn.Parameter, name: str | None) -> bo
 
 
 def lr_factor(step: int, steps: int, steps_per_epoch: int, is_first_task: bool, config: OptimConfig) -> float:
-    """Return the multiplier of every peak rate at optimizer step `step` (0-based) of `steps` in one task."""
+    """Return the factor of every peak learning rate at optimizer step `step` (0-based) of `steps` in one task."""
     return max(config.least, _scheduled(step, steps, steps_per_epoch, is_first_task, config))
 
 
@@ -101,7 +119,7 @@ def _scheduled(step: int, steps: int, steps_per_epoch: int, is_first_task: bool,
 
 
 def _by_epoch(step: int, steps: int, steps_per_epoch: int, warm: int) -> float:
-    """Return Co2L's factor: a linear warm-up to the cosine's value at its end, then a cosine over 1-based epochs."""
+    """Return the factor of Co2L's schedule: a linear warm-up to the cosine, then a cosine over 1-based epochs."""
 
     def at(epoch: float) -> float:
         return 1e-3 + (1 - 1e-3) * 0.5 * (1 + math.cos(math.pi * epoch * steps_per_epoch / steps))
@@ -114,9 +132,9 @@ def _by_epoch(step: int, steps: int, steps_per_epoch: int, warm: int) -> float:
 def batch_weights(sizes: Sequence[int], accumulate: int) -> list[float]:
     """Return the weight of each batch's loss in its optimizer step: its share of the pairs of the step's batches.
 
-    A loss is a mean over pairs, so the step equals that of one batch with all pairs, even if the last group of an epoch
-    has fewer batches, or a batch has fewer pairs. Every worker has the same part of each batch, so the weights are
-    valid on all of them.
+    A loss is a mean over pairs, so with these weights a step equals the step of one batch with all pairs, even if the
+    last group of an epoch has fewer batches, or a batch has fewer pairs. Every worker has the same part of each batch,
+    so the weights are valid on all workers.
 
     Args:
         sizes: pairs in each of the epoch's batches, > 0.
@@ -127,7 +145,7 @@ def batch_weights(sizes: Sequence[int], accumulate: int) -> list[float]:
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float, final_lr: float = 0.0) -> None:
-    """Set every group's rate to `factor` times its peak rate; to `final_lr` where that factor is 0."""
+    """Set every group's learning rate to `factor` times its peak rate, or to `final_lr` if `factor` is 0."""
     for group in optimizer.param_groups:
         group["lr"] = group["peak"] * factor if factor else final_lr
 

@@ -1,12 +1,16 @@
-"""Heartbeats of the workers that train one model together, in order to report stalled workers by name.
+"""Heartbeats of the workers that train one model together, and of a trial to its driver, to report stalls.
 
-A worker that is stopped, swapped out or disconnected raises no error; the others wait in a collective until it times
-out. Every worker therefore has a thread that sends a datagram to all others every few seconds, independently of the
-main thread: a slow worker still sends heartbeats, a stalled one does not.
+A worker that is stopped, swapped out or disconnected does not raise an error; the others wait in a collective until it
+times out. Every worker therefore has a thread that sends a datagram to all others every few seconds, independently of
+the main thread: a slow worker still sends heartbeats, a stalled one does not.
+
+A trial also sends its *progress* (`report_progress`) to the driver of a sweep: the number of its steps, batches and
+stored objects. If the main thread hangs in a read or the GPU is lost, progress stops, although threads still run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -15,20 +19,91 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from ctvr.orchestrator.processes import progress
 
 log = logging.getLogger(__name__)
 
 EVERY = 5.0  # seconds between two heartbeats
 STILL = 60.0  # seconds without a heartbeat after which a worker counts as stalled
-_here = [""]  # position of this process: task, epoch and step
+NO_PROGRESS = 75.0  # seconds without progress after which a trial is reported as stalled
 
 
-def record_position(place: str) -> None:
-    """Record the task, epoch and step that this process has reached."""
-    _here[0] = place
+@contextlib.contextmanager
+def report_progress(send: Callable[[str], None], can_pause: Callable[[], bool], every: float = EVERY) -> Iterator[None]:
+    """Send this process's progress for the length of a `with` block, in a thread, whenever it has changed.
+
+    Args:
+        send: receives the JSON text that `ProgressWatch` reads.
+        can_pause: returns whether the next epoch or commit will be stored.
+        every: seconds between two checks for a change.
+    """
+    is_over = threading.Event()
+
+    def run() -> None:
+        last = ""
+        while True:
+            place, beats = progress()
+            text = json.dumps([f"{platform.node()} {os.getpid()}", beats, place[:300], can_pause()])
+            if text != last:
+                try:
+                    send(text)
+                    last = text
+                except Exception:  # the cluster is ending, or its head is temporarily unavailable
+                    log.debug("progress was not sent", exc_info=True)
+            if is_over.wait(every):
+                return
+
+    thread = threading.Thread(target=run, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join(2 * every)
+
+
+@dataclass
+class ProgressWatch:
+    """Progress of one trial, as its driver observes it.
+
+    Attributes:
+        since: time of the last change, by `time.monotonic`.
+        text: the last text of `report_progress`.
+        longest: longest time between two changes of one process, in seconds.
+        is_named: whether the trial was reported as stalled.
+    """
+
+    since: float
+    text: str = ""
+    longest: float = 0.0
+    is_named: bool = False
+
+    def look(self, text: str, now: float) -> str:
+        """Process the current text; return "stalled" or "resumed" when that state begins, otherwise ""."""
+        if text == self.text:
+            if self.is_named or now - self.since <= max(NO_PROGRESS, 3 * self.longest):
+                return ""
+            self.is_named = True
+            return "stalled"
+        if self.text and not self.is_named and json.loads(self.text)[0] == json.loads(text)[0]:
+            self.longest = max(self.longest, now - self.since)
+        was_named, self.text, self.since, self.is_named = self.is_named, text, now, False
+        return "resumed" if was_named else ""
+
+    @property
+    def place(self) -> str:
+        """Return a text with the host, the process and the last position of the trial."""
+        process, _, place, _ = json.loads(self.text) if self.text else ("process not started", 0, "", False)
+        return f"{process}, in {place or 'start-up'}"
+
+    @property
+    def can_pause(self) -> bool:
+        """Return whether the trial makes progress and will store its next epoch or commit."""
+        return bool(self.text) and not self.is_named and bool(json.loads(self.text)[3])
 
 
 @dataclass(frozen=True)
@@ -86,8 +161,8 @@ class Pulse:
         return "; ".join(line for _, line in sorted(self.standing.items()))
 
     def positions(self) -> str:
-        """Return the last known position of every worker; the one with the earliest position delays the others."""
-        places = {**self.places, self.rank: _here[0]}
+        """Return the last known position of every worker; the worker at the earliest position delays the others."""
+        places = {**self.places, self.rank: progress()[0]}
         return ", ".join(f"worker {rank} is in {place or 'the start'}" for rank, place in sorted(places.items()))
 
     def _run(self) -> None:
@@ -95,7 +170,7 @@ class Pulse:
         self.own.settimeout(self.every / 5)
         while not self._is_over.is_set():
             now = time.monotonic()
-            if now - looked > 2 * self.every:  # this process itself was stalled, or has just begun
+            if now - looked > 2 * self.every:  # this process itself was stalled, or has just started
                 self.heard = dict.fromkeys(self.heard, now)
             looked = now
             if now - sent >= self.every:
@@ -105,7 +180,7 @@ class Pulse:
             self._judge(time.monotonic())
 
     def _send(self) -> None:
-        sign = json.dumps([self.secret, self.rank, _here[0][:300]]).encode()
+        sign = json.dumps([self.secret, self.rank, progress()[0][:300]]).encode()
         for rank, peer in enumerate(self.peers):
             if rank != self.rank:
                 try:
@@ -136,7 +211,7 @@ class Pulse:
     def _judge(self, now: float) -> None:
         for rank, heard in self.heard.items():
             if now - heard > self.still and rank not in self.standing:
-                peer, place = self.peers[rank], _here[0] or "the start"
+                peer, place = self.peers[rank], progress()[0] or "the start"
                 self.standing[rank] = (
                     f"worker {rank} of {len(self.peers)} ({peer.machine}, process {peer.pid}) is stalled: no heartbeat "
                     f"for {now - heard:.0f} s; worker {self.rank} waits for it in {place}"

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def rng_state(device: torch.device) -> tuple[Tensor, ...]:
-    """Return the generator states of the CPU and, on a GPU, of the device; does not synchronise the device."""
+    """Return the generator states of the CPU and, on a GPU, of the device; does not synchronize the device."""
     own = (torch.cuda.get_rng_state(device),) if device.type == "cuda" else ()
     return (torch.get_rng_state(), *own)
 

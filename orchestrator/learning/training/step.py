@@ -1,6 +1,6 @@
-"""Optimizer step of the task loop, which the checks of a method take too.
+"""Optimizer step of the task loop, which the checks of a method also use.
 
-`sum(losses)` is minimised; a step changes the parameters from their complete gradients.
+`sum(losses)` is minimized; a step changes the parameters by their complete gradients.
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ def total_of(terms: Mapping[str, Tensor]) -> Tensor:
     return torch.stack(list(terms.values())).sum()
 
 
+def complete_gradient(method: Method, parameters: Sequence[nn.Parameter], optim: OptimConfig) -> Tensor:
+    """Apply the method's `before_step` and `optim.grad_clip` to the gradient; return its norm before the clipping."""
+    method.before_step()
+    return nn.utils.clip_grad_norm_(parameters, math.inf if optim.grad_clip is None else optim.grad_clip)
+
+
 def take_step(
     method: Method,
     optimizer: torch.optim.Optimizer,
@@ -31,13 +37,12 @@ def take_step(
     """Change the parameters by their gradients, with the method's hooks before and after; return the gradient's norm.
 
     Args:
-        factor: multiplies every learning rate, see `lr_factor`.
+        factor: multiplies every learning rate; see `lr_factor`.
     """
-    method.before_step()
-    norm = nn.utils.clip_grad_norm_(parameters, math.inf if optim.grad_clip is None else optim.grad_clip)
+    norm = complete_gradient(method, parameters, optim)
     set_learning_rates(optimizer, factor, optim.final_lr)
     optimizer.step()
-    torch.autograd.graph.increment_version(parameters)  # fused optimizers do not count their writes
+    torch.autograd.graph.increment_version(parameters)  # fused optimizers do not increment version counters
     optimizer.zero_grad(set_to_none=True)
     method.after_step()
     return norm

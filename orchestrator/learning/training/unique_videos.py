@@ -1,8 +1,8 @@
 """Encoding of each distinct video of a batch only once.
 
-In a stream with 20 captions per video, a batch of 32 pairs has about 14 videos. Where no randomness distinguishes
-them (no augmentation, no dropout in the encoder), the rows of their features are equal, and so is the sum of the
-gradients with respect to the video: only the order of additions differs.
+In a stream with 20 captions per video, a batch of 32 pairs has about 14 videos. Without augmentation and dropout in
+the encoder, the features of a video are equal in all its rows, and so is the sum of the gradients with respect to the
+video, except for the order of additions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ctvr.methods.layers.patching import patched
 from ctvr.methods.layers.transfer import to_device
 from ctvr.orchestrator.learning.training.rng_state import rng_state, set_rng_state
 
-# Functions of a method that drew random numbers for frames: all their rows differ
+# Names of a method's encoders that draw random numbers, so that rows of equal videos differ
 _RANDOM: WeakKeyDictionary[Method, set[str]] = WeakKeyDictionary()
 
 

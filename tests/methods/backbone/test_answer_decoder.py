@@ -46,7 +46,7 @@ def released(folder) -> tuple[Umt, AnswerDecoder, Weights]:
     assert {name: value.tolist() for name, value in pretrained.items()} == {
         name: value.tolist() for name, value in decoder.state_dict().items()
     }
-    with pytest.raises(ValueError, match="neither a decoder of answers"):
+    with pytest.raises(ValueError, match="neither an answer decoder"):
         of_decoder({"temp": torch.zeros(())}, 2)
     return umt, decoder, read(folder / "umt_qa_q_io.npz")
 

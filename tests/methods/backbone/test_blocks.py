@@ -84,7 +84,7 @@ def test_a_seam_below_stored_tokens_is_refused(small_clip, batch):
     vision.entry = 2
     tokens = vision.prefix(batch.frames, 2)
     seams = [BlockSeams(), BlockSeams(after=lambda x, state: x), None, None]
-    with pytest.raises(ValueError, match="a seam acts in block 1, but stored tokens enter at block 2"):
+    with pytest.raises(ValueError, match="a hook acts in block 1, but stored tokens enter at block 2"):
         vision(tokens, seams)
 
 

@@ -145,7 +145,7 @@ def test_the_chosen_weights_are_reported(state, caplog):
 
 def test_different_weights_of_equal_standing_are_refused(state):
     both = before("a.", state) | before("b.", zeros(state))
-    refused(lambda: without_prefix(both, SOURCE), "holds weights under 'a' and others under 'b'", kind=ValueError)
+    refused(lambda: without_prefix(both, SOURCE), "different weights under 'a' and under 'b'", kind=ValueError)
 
 
 def test_a_checkpoint_that_does_not_fit_is_one_line_with_both_shapes(state):
@@ -167,8 +167,8 @@ def test_weights_that_are_no_numbers_are_refused(state, number):
     broken[name][0, 0] = number
     wide = {**state, name: torch.full(state[name].shape, 1e300, dtype=torch.float64)}  # infinite in float32
     whole = {**state, name: state[name].to(torch.int8)}
-    for wrong, held in ((broken, "NaN or infinite"), (wide, "NaN or infinite"), (whole, "torch.int8 numbers. Give")):
-        refused(partial(check, wrong, state, SOURCE, "tower"), f"{name} holds {held}", kind=ValueError)
+    for wrong, held in ((broken, "NaN or infinite"), (wide, "NaN or infinite"), (whole, "torch.int8 values. Use")):
+        refused(partial(check, wrong, state, SOURCE, "tower"), f"{name} contains {held}", kind=ValueError)
 
 
 def test_a_missing_temperature_is_initialised_and_reported(state, caplog):
@@ -204,7 +204,9 @@ def test_sharded_checkpoint_has_one_digest_of_all_files(tmp_path, state):
     save_file({"other": torch.zeros(1)}, index.parent / "model-00002-of-00002.safetensors")
     assert first != weights_digest("ViT-B-32", str(index))
     (index.parent / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match="00002-of-00002.safetensors: no such weights file; model.safetensors"):
+    with pytest.raises(
+        FileNotFoundError, match="00002-of-00002.safetensors: no such weights file, but model.safetensors"
+    ):
         read_checkpoint(index)
     assert weights_digest("ViT-B-32", str(index))
 
@@ -223,9 +225,9 @@ def test_a_name_that_no_file_can_have_is_a_missing_file(tmp_path):
         ("{}", "is not an index of weights"),
         ("[1]", "is not an index of weights"),
         ("no json", "is not an index of weights"),
-        ('{"weight_map": {"a": "../x.safetensors"}}', "names '../x.safetensors', which is not a file of its folder"),
+        ('{"weight_map": {"a": "../x.safetensors"}}', "lists '../x.safetensors', which is not a file in its folder"),
         ('{"weight_map": {}}', "its weight_map is empty"),
-        ('{"weight_map": {"a": "x.bin"}}', "names 'x.bin', a pickle. Convert"),
+        ('{"weight_map": {"a": "x.bin"}}', "lists 'x.bin', a pickle. Convert"),
     ],
 )
 def test_an_index_that_is_none_is_one_line(tmp_path, text, reason):
@@ -234,7 +236,7 @@ def test_an_index_that_is_none_is_one_line(tmp_path, text, reason):
 
 
 def test_a_folder_without_weights_says_what_is_looked_for(tmp_path):
-    refused(lambda: files_of(tmp_path), "the folder holds none of model.safetensors", kind=ValueError)
+    refused(lambda: files_of(tmp_path), "the folder does not contain model.safetensors", kind=ValueError)
 
 
 def test_a_part_of_a_checkpoint_and_an_adapters_folder_are_called_so(tmp_path, state):
@@ -244,7 +246,7 @@ def test_a_part_of_a_checkpoint_and_an_adapters_folder_are_called_so(tmp_path, s
     (folder / "model.safetensors.index.json").unlink()
     refused(lambda: files_of(folder), part.name, "model.safetensors.index.json", kind=ValueError)
     (folder / "adapter_config.json").write_text("{}")
-    refused(lambda: files_of(folder), "holds an adapter (LoRA)", kind=ValueError)
+    refused(lambda: files_of(folder), "contains an adapter (LoRA)", kind=ValueError)
 
 
 @pytest.mark.parametrize("name", ["w.safetensors", "w.pt", "w.pth.tar", "w.ckpt", "pytorch_model.bin.2", "a/b", "~/x"])
@@ -260,9 +262,9 @@ def test_a_tag_is_not_recognised_as_a_file(name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda state: {"base_model.model.visual.proj.lora_A.weight": torch.zeros(2, 2)}, "holds an adapter (LoRA)"),
-        (lambda state: {n: v for n, v in state.items() if n.startswith("visual.")}, "image tower without a whole text"),
-        (lambda state: {n: v for n, v in state.items() if not n.startswith("visual.")}, "It holds no image tower"),
+        (lambda state: {"base_model.model.visual.proj.lora_A.weight": torch.zeros(2, 2)}, "contains an adapter (LoRA)"),
+        (lambda state: {n: v for n, v in state.items() if n.startswith("visual.")}, "It lacks a complete text tower"),
+        (lambda state: {n: v for n, v in state.items() if not n.startswith("visual.")}, "It lacks the image tower"),
     ],
 )
 def test_a_part_of_the_weights_is_called_what_it_is(state, change, message, caplog):

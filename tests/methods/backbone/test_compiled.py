@@ -47,10 +47,8 @@ def test_compiled_blocks_are_equal_to_plain_ones_with_their_gradients(monkeypatc
     plain = [step(clip, *each, seams) for each in inputs for seams in (None, merged)]
     copied = copy.deepcopy(clip)
     compile_blocks(clip, torch.device("cpu"))
-    calls, compiled_block = [], compiled._compiled(Block._plain)
-    monkeypatch.setattr(
-        compiled, "_compiled", lambda function: lambda *given: calls.append(1) or compiled_block(*given)
-    )
+    calls, compiled_block = [], compiled._compile(Block._plain)
+    monkeypatch.setattr(compiled, "_compile", lambda function: lambda *given: calls.append(1) or compiled_block(*given))
     found = [step(clip, *each, seams) for each in inputs for seams in (None, merged)]
     for before, after in zip(plain, found, strict=True):
         assert len(before) == len(after)
@@ -78,7 +76,7 @@ def test_a_machine_without_a_compiler_says_what_to_do(monkeypatch):
     def fail(*arguments: object) -> Tensor:
         raise BackendCompilerFailed("inductor", RuntimeError("No working C++ compiler found"), None)
 
-    monkeypatch.setattr(compiled, "_compiled", lambda function: fail)
+    monkeypatch.setattr(compiled, "_compile", lambda function: fail)
     with pytest.raises(
         CompileFailed, match=r"compile: torch cannot compile here \(.*No working C\+\+ compiler"
     ) as error:

@@ -9,7 +9,8 @@ from ctvr.methods.backbone.architectures import TINY
 from ctvr.methods.backbone.blocks import BlockSeams, Seams, TokenState
 from ctvr.methods.backbone.clip import Clip, TextTower
 from ctvr.methods.backbone.load import load_backbone
-from ctvr.methods.layers.experts import TaskAwareExperts, expert_seams
+from ctvr.methods.layers.adapter_groups import expert_seams
+from ctvr.methods.layers.experts import TaskAwareExperts
 from ctvr.methods.layers.reduction.reducers import combine
 
 CAPTIONS = ["a", "a red square moves left of two blue circles", "two dogs"]
@@ -82,5 +83,5 @@ def test_two_plug_ins_are_by_token_if_both_are() -> None:
 
 def test_seams_of_another_tower_are_refused_with_the_number_of_blocks(clip: Clip) -> None:
     depth = len(clip.text.blocks)
-    with torch.no_grad(), pytest.raises(ValueError, match=f"seams for {depth + 1} blocks, the tower has {depth}"):
+    with torch.no_grad(), pytest.raises(ValueError, match=f"for {depth + 1} blocks, but the tower has {depth}"):
         clip.text(clip.tokenize(CAPTIONS), [BlockSeams()] * (depth + 1))

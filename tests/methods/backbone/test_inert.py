@@ -149,5 +149,5 @@ def test_recursive_objects_are_refused():
 @pytest.mark.parametrize("program", [eval, __import__("os").system, __import__("subprocess").check_call])
 def test_a_file_that_names_a_program_is_refused_even_with_weights(program):
     content = saved({"state_dict": STATE, "hook": program})
-    with pytest.raises(pickle.UnpicklingError, match="it names the program .*; do not use this file"):
+    with pytest.raises(pickle.UnpicklingError, match="it refers to the program .*; do not use this file"):
         read(content)

@@ -129,9 +129,9 @@ def test_with_its_seams_off_a_tower_is_open_clips_own(kind, tmp_path):
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("ctvr-convolutions", "the image tower of {} is timm's ResNet, which has no seams"),
+        ("ctvr-convolutions", "the image tower of {} is timm's ResNet, in whose blocks methods cannot act"),
         ("ctvr-post", "the blocks of the image tower of {} are not plain pre-norm blocks with biases"),  # as EVA02-E's
-        ("MobileCLIP2-S0", "the image tower of {} is timm's FastVit, which has no seams"),
+        ("MobileCLIP2-S0", "the image tower of {} is timm's FastVit, in whose blocks methods cannot act"),
     ],
 )
 def test_a_tower_without_such_blocks_is_refused_in_one_line(name, what):

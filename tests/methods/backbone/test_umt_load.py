@@ -58,7 +58,7 @@ def test_the_authors_file_is_read_by_name_and_scores_as_released(shared, tmp_pat
         assert torch.equal(value, pickled.state_dict()[name]), name
     method, io = UMT(UmtConfig(), backbone).eval(), read(folder / "umt_s_io.npz")
     assert method.backbone is backbone
-    assert "has neither a decoder of answers nor the head" in backbone.no_decoder
+    assert "has neither an answer decoder nor a language-model head" in backbone.no_decoder
     ends = io["attention_mask"].sum(dim=1, keepdim=True)
     tokens = torch.nn.functional.pad(io["input_ids"], (0, 1)).scatter(1, ends, 128)  # as the tokenizer ends captions
     with torch.no_grad():
@@ -116,7 +116,7 @@ def test_question_checkpoint_has_a_decoder_and_no_retrieval(shared, tmp_path, vo
     expected = of_decoder(state, 2)
     assert decoder.keys() == expected.keys()
     assert all(torch.equal(decoder[name], value) for name, value in expected.items())
-    with pytest.raises(ValueError, match=r"a checkpoint that answers questions.* write method=umt_qa"):
+    with pytest.raises(ValueError, match=r"question-answering checkpoint lacks.* or method=umt_qa"):
         UMT(UmtConfig(), backbone)
 
 

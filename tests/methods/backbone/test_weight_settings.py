@@ -79,7 +79,7 @@ def test_the_line_leads_to_every_tag(tmp_path):
 def test_a_contradiction_or_an_unknown_value_is_one_line(tmp_path):
     quick = {"quick_gelu": True}
     file = write(tmp_path / "a", model_cfg=quick, preprocess_cfg={"mean": HALF, "std": HALF})
-    with pytest.raises(ValueError, match="activation: the JSON next to .* has quick_gelu"):
+    with pytest.raises(ValueError, match="activation: the JSON next to .* states quick_gelu"):
         weight_settings("ViT-B-32", "", file, {"activation": "gelu"})
     with pytest.raises(ValueError, match=r"trained with gelu.*backbone\.name=ViT-B-32\."):
         weight_settings("ViT-B-32-quickgelu", "", write(tmp_path / "b", model_cfg={}))

@@ -106,9 +106,9 @@ def test_no_gadget_is_executed(tmp_path, name, container):
 def test_a_gadget_given_as_weights_is_one_line(tmp_path, container):
     file = tmp_path / "weights.pt"
     file.write_bytes(CONTAINERS[container](payloads(tmp_path / "canary")["os.system"]))
-    with pytest.raises(ValueError, match="is read as a pickle, which can hold a program.*backbone.sha256=DIGEST"):
+    with pytest.raises(ValueError, match="is read as a pickle, which can contain a program.*backbone.sha256=DIGEST"):
         load_backbone("tiny-clip", str(file))
-    with pytest.raises(ValueError, match=r"weights\.pt: damaged or no weights file") as caught:
+    with pytest.raises(ValueError, match=r"weights\.pt: is damaged or not a weights file") as caught:
         load_backbone("tiny-clip", str(file), sha256=digest(file))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "canary").exists()
@@ -132,7 +132,7 @@ def test_another_file_than_the_digest_says_is_refused(tmp_path):
     save_file({"a": torch.zeros(2)}, tmp_path / "w.safetensors")
     for name in ("w.pt", "w.safetensors"):
         file = tmp_path / name
-        with pytest.raises(ValueError, match=f"has the SHA-256 {digest(file)}, another than backbone.sha256"):
+        with pytest.raises(ValueError, match=f"its SHA-256 is {digest(file)}, not backbone.sha256"):
             read_weights(file, "0" * 64)
         assert read_weights(file, digest(file)).keys() == {"a"}
     assert read_weights(tmp_path / "w.safetensors", "").keys() == {"a"}  # cannot hold a program
@@ -141,17 +141,17 @@ def test_another_file_than_the_digest_says_is_refused(tmp_path):
 @pytest.mark.parametrize("text", ["1234", "z" * 64, "sha256:" + "0" * 57])
 def test_a_text_that_is_not_a_sha256_is_reported(tmp_path, text):
     (tmp_path / "w.pt").touch()
-    with pytest.raises(ValueError, match="is not a SHA-256. Give the 64 hexadecimal digits"):
+    with pytest.raises(ValueError, match="is not a SHA-256. Use the 64 hexadecimal digits"):
         read_weights(tmp_path / "w.pt", text)
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "damaged or no weights file"),
-        (b"no pickle", "damaged or no weights file"),
-        (pickle.dumps([1, 2]), "damaged or no weights file"),
-        (pickle.dumps({"a": 1}), "damaged or no weights file"),
+        (b"", "damaged or not a weights file"),
+        (b"no pickle", "damaged or not a weights file"),
+        (pickle.dumps([1, 2]), "damaged or not a weights file"),
+        (pickle.dumps({"a": 1}), "damaged or not a weights file"),
     ],
 )
 def test_a_file_without_weights_is_reported(tmp_path, content, reason):
@@ -172,7 +172,7 @@ def test_without_landlock_no_pickle_is_read(tmp_path, monkeypatch):
 def test_a_safetensors_is_judged_by_its_header_not_by_the_bytes_of_its_length(tmp_path, length):
     header = b'{"a":{"dtype":"Q9","shape":[1],"data_offsets":[0,4]}}'
     (tmp_path / "w.safetensors").write_bytes(length.to_bytes(8, "little") + header.ljust(min(length, 99)) + bytes(4))
-    with pytest.raises(ValueError, match=r"w\.safetensors: damaged \(") as caught:
+    with pytest.raises(ValueError, match=r"w\.safetensors: is damaged \(") as caught:
         read_weights(tmp_path / "w.safetensors", "")
     assert not [each for each in ("web page", "compressed", "torch.save", "empty") if each in str(caught.value)]
 
@@ -180,10 +180,10 @@ def test_a_safetensors_is_judged_by_its_header_not_by_the_bytes_of_its_length(tm
 @pytest.mark.slow
 def test_a_file_under_another_ending_says_what_to_rename(tmp_path):
     save_file({"a": torch.ones(2)}, tmp_path / "a.pt")
-    with pytest.raises(ValueError, match=r"a\.pt: is a \.safetensors file, .* Rename it to a\.safetensors"):
+    with pytest.raises(ValueError, match=r"a\.pt: is a \.safetensors file .* Rename it to a\.safetensors"):
         read_weights(tmp_path / "a.pt", digest(tmp_path / "a.pt"))
     torch.save({"a": torch.ones(2)}, tmp_path / "b.safetensors")
-    with pytest.raises(ValueError, match=r"is a file of torch\.save, .* Rename it to b\.pt"):
+    with pytest.raises(ValueError, match=r"is a file of torch\.save .* Rename it to b\.pt"):
         read_weights(tmp_path / "b.safetensors", "")
 
 
@@ -195,9 +195,9 @@ def child(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_child_may_not_take_all_memory_or_disk(tmp_path):
-    many = child("weights._bound(10)\nbytearray(4 << 30)")
+    many = child("weights._limit_resources(10)\nbytearray(4 << 30)")
     assert "MemoryError" in many.stderr
-    large = child(f"weights._bound(10)\nopen({str(tmp_path / 'x')!r}, 'wb').write(bytes(4 << 20))")
+    large = child(f"weights._limit_resources(10)\nopen({str(tmp_path / 'x')!r}, 'wb').write(bytes(4 << 20))")
     assert large.returncode != 0
     assert (tmp_path / "x").stat().st_size <= 2 << 20
 
@@ -208,7 +208,7 @@ def test_a_child_that_writes_without_end_is_ended_and_fills_no_memory(tmp_path, 
     flood = "from ctvr.methods.backbone import weights; "
     flood += "weights.convert = lambda *_: [sys.stdout.write('x' * 65536) for _ in iter(int, 1)]; "
     monkeypatch.setattr(weights, "_CHILD", weights._CHILD.replace("from ctvr.methods", flood + "from ctvr.methods", 1))
-    with pytest.raises(ValueError, match=r"w\.pt: reading it ended with "):
+    with pytest.raises(ValueError, match=r"w\.pt: the process that read it ended with "):
         read_weights(tmp_path / "w.pt", digest(tmp_path / "w.pt"))
 
 

@@ -39,10 +39,10 @@ def test_wordpieces_are_greedy_and_the_end_has_the_largest_id():
 
 
 def test_a_file_that_is_not_a_vocabulary_is_refused_in_one_line(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no such vocabulary. Give the vocab.txt of bert-base-uncased"):
+    with pytest.raises(FileNotFoundError, match="no such vocabulary. Use the vocab.txt of bert-base-uncased"):
         WordPieces.of_file(tmp_path / "vocab.txt")
     for content in (b"a\nb\n", b"\xff\xfe\x00"):
         (tmp_path / "vocab.txt").write_bytes(content)
-        with pytest.raises(ValueError, match=r"vocab.txt: .* Give the vocab.txt of bert-base-uncased") as error:
+        with pytest.raises(ValueError, match=r"vocab.txt: .* Use the vocab.txt of bert-base-uncased") as error:
             WordPieces.of_file(tmp_path / "vocab.txt")
         assert "\n" not in str(error.value)

@@ -47,7 +47,7 @@ def made(strategy: str, base: str) -> QueryCompensation:
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_retriever_with_one_vector_a_caption_can_be_wrapped(strategy, base):
-    """For the current task features are the retriever's to the bit; moved features have the same length."""
+    """For the current task features are bit-identical to the retriever's; moved features have the same length."""
     method = made(strategy, base)
     train_stream(method, tasks=3, steps=1, lr=1e-2)
     method.eval()

@@ -1,4 +1,4 @@
-"""Common behaviour of lora, prompt, adapter and tempme, and lora as `tome`; each method has a file in the parent
+"""Common behavior of lora, prompt, adapter and tempme, and lora as `tome`; each method has a file in the parent
 folder.
 """
 

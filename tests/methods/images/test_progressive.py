@@ -104,7 +104,7 @@ def test_two_columns_and_their_training_are_the_released_ones(released, compared
     columns.add(0.1)
     second = Classified(columns)
     former, last = columns.columns
-    # As released, unlike ours: the former stem uses the new column's normalisation, and its running statistics change
+    # As released, unlike ours: the former stem uses the new column's normalization, and its running statistics change
     former.net.bn1 = last.net.bn1  # type: ignore[union-attr]
     equal(second.eval()(x), "column1/out_eval")
     former.train(second.train().training)

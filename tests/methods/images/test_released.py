@@ -1,4 +1,4 @@
-"""Results of divyam3897/UCL@cfaa81d for BMU-MoCo's Table 4: losses, training steps, memories, neighbours."""
+"""Results of divyam3897/UCL@cfaa81d for BMU-MoCo's Table 4: losses, training steps, memories, neighbors."""
 
 import math
 from collections.abc import Callable
@@ -281,7 +281,7 @@ def test_votes_do_not_depend_on_the_order_of_the_bank_or_on_lengths():
     order = torch.randperm(20, generator=generator)
     found = votes(test, bank, labels, 4, 3)
     torch.testing.assert_close(votes(7 * test, bank[order] / 3, labels[order], 4, 3), found, rtol=1e-4, atol=0)
-    assert votes(bank, bank, labels, 1, 3).argmax(dim=1).tolist() == labels.tolist()  # each is its own neighbour
+    assert votes(bank, bank, labels, 1, 3).argmax(dim=1).tolist() == labels.tolist()  # each is its own neighbor
 
 
 def test_views_are_normalised_each_by_its_own_batch(released):

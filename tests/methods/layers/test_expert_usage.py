@@ -7,7 +7,7 @@ from ctvr.methods.backbone.clip import TokenState
 from ctvr.methods.backbone.recompute import recomputing
 from ctvr.methods.framefusion_moe import FrameFusionMoE, FrameFusionMoEConfig
 from ctvr.methods.layers.expert_usage import usage
-from ctvr.methods.layers.lora_experts import LoRAExperts
+from ctvr.methods.layers.lora_experts import LoRAExpertGroup, LoRAExperts
 from ctvr.methods.structalign import StructAlign, StructAlignConfig
 from tests.methods.conftest import make_batch, make_task
 
@@ -45,7 +45,8 @@ def test_sums_over_uneven_parts_equal_the_whole_for_any_workers(monkeypatch):
 
     def counted(*parts: slice) -> dict[str, float]:
         for part in parts:
-            layer(x[part], torch.zeros(len(x[part]), 3, 8), TokenState(len(x[part]), eot=eot[part]))
+            state = TokenState(len(x[part]), eot=eot[part])
+            LoRAExpertGroup([[layer]])(0, x[part], torch.zeros(len(x[part]), 3, 8), state)
         return {name: float(value) for name, value in usage(layer).items()}
 
     whole = counted(slice(None))

@@ -1,4 +1,4 @@
-"""Frames are averaged, optionally after each has been normalised."""
+"""Frames are averaged, optionally after each has been normalized."""
 
 import pytest
 import torch

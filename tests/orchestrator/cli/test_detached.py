@@ -89,7 +89,7 @@ def test_a_pipe_that_its_reader_closes_ends_the_printing(home):
         (place / name).write_text(text)
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "ctvr", "attach"]
+    command = [sys.executable, "-m", "ctvr", "runs", "attach"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=write, text=True)
     os.close(write)
     assert (done.returncode, done.stdout) == (0, "")

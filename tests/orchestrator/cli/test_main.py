@@ -62,7 +62,7 @@ def test_ctvr_alone_shows_a_map_and_what_to_type_next(capsys, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     status, out, err = ctvr(capsys)
     assert (status, err, list(tmp_path.iterdir())) == (0, "", [])
-    assert out.splitlines()[-1].startswith("next: ctvr run zero_shot shapes-5 ")
+    assert out.splitlines()[-1].startswith("next: ctvr demo ")
     for words in re.findall(r"ctvr ([a-z-]+)", out):
         assert ctvr(capsys, words, "--help")[0] == 0
     (tmp_path / "runs/sweeps/monday").mkdir(parents=True)
@@ -143,7 +143,7 @@ def test_values_of_options_in_another_notation_lead_to_the_command_that_works(ca
     ):
         status, _, err = ctvr(capsys, *words)
         assert (status, err.count("\n")) == (2, 1)
-        assert err.endswith(f" Write: {remedy}\n")
+        assert err.endswith(f" Run: {remedy}\n")
 
 
 def test_several_seeds_of_a_run_do_not_lead_to_a_sweep_that_refuses_them(capsys, manifest, runs):

@@ -1,6 +1,7 @@
 """Arguments of a command have the same meaning before, between and after its options."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 
@@ -13,11 +14,11 @@ COMMANDS = [
     (["run"], ["lwf", "shapes-5", "optim.lr=-1"], [["--smoke"], ["--runs", "r"]]),
     (["sweep"], ["lwf", "shapes-5", "optim.epochs=1"], [["--trials", "3"], ["--smoke"]]),
     (["reproduce"], ["tempme/1", "seed=1"], [["--list"], ["--runs=r"]]),
-    (["check-method"], ["lwf", "method.base=xpool"], [["--config", "c.yaml"], ["--trust=m:C"]]),
+    (["methods", "check"], ["lwf", "method.base=xpool"], [["--config", "c.yaml"], ["--trust=m:C"]]),
     (["cache", "build"], ["shapes-5", "data.num_frames=2"], [["--features"], ["--store", "s"]]),
     (["search"], ["a red box", "a ball"], [["-k", "3"], ["--model", "m"]]),
     (["runs", "rm"], ["one", "two", "three"], [["--trust", "m:C"], ["--runs", "r"]]),
-    (["explain"], ["key", "other", "column"], [["--runs", "r"]]),
+    (["runs", "explain"], ["key", "other", "column"], [["--runs", "r"]]),
     (["plot"], ["attention", "model"], [["--inputs", "a.mp4", "b.mp4"], ["--count", "-1"]]),
     (["migrate"], ["old", "new"], [["--runs", "r"]]),
     (["table"], ["name"], [["--direction", "v2t"]]),
@@ -45,6 +46,24 @@ def test_the_place_of_an_option_changes_nothing(command: list[str], words: list[
 
 
 def test_after_two_dashes_every_word_is_an_argument() -> None:
-    expected = parsed(["search", "a", "b", "c", "--model", "m"])
-    assert parsed(["search", "a", "--model", "m", "--", "b", "c"]) == expected
+    expected = parsed(["search", "a box", "b", "c", "--model", "m"])
+    assert parsed(["search", "a box", "--model", "m", "--", "b", "c"]) == expected
     assert parsed(["search", "--model", "m", "--", "--b"])["text"] == ["--b"]
+
+
+@pytest.mark.parametrize(
+    ("before", "rest"),
+    [
+        (["streams", "--runs", "r"], ["check", "mine", "--features", "f"]),
+        (["streams", "--runs=r"], ["export", "shapes-5", "folder", "--files"]),
+        (["runs", "--runs", "show"], ["show", "one"]),  # a folder with the name of an action
+        (["cache", "--runs", "r"], ["gc"]),  # an option of the action alone
+        (["runs", "--runs", "r"], ["rm", "one", "two", "--trust", "m:C"]),
+    ],
+)
+def test_an_option_before_the_action_counts(before: list[str], rest: list[str]) -> None:
+    assert parsed([*before, *rest]) == parsed([before[0], *rest, *before[1:]])
+
+
+def test_an_option_without_an_action_is_that_of_the_list() -> None:
+    assert parsed(["runs", "--runs", "show"])["runs"] == Path("show")

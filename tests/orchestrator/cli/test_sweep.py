@@ -156,5 +156,5 @@ def test_sweep_ends_with_its_page_and_survives_a_failed_one(monkeypatch):
     full = "p.html: no space is left. Free some space and run again."
     for fail, reason in ((stop, "stopped"), (refuse, "report: full."), (fill, full)):
         monkeypatch.setattr("ctvr.orchestrator.jobs.report.write_report", fail)
-        said = f"page: was not written ({reason}). Write it: ctvr report monday"
+        said = f"page: was not written ({reason}). To write it, run: ctvr report monday"
         assert with_page("the table", "monday", execution) == f"the table\n{said}"

@@ -41,7 +41,7 @@ def test_crops_equal_the_released_areas_and_aspect_ratios():
 
 
 def test_jitter_maps_all_frames_of_a_video_by_one_line():
-    """For a grey video whose frames differ in brightness, contrast changes around the mean of the video, not of a
+    """For a gray video whose frames differ in brightness, contrast changes around the mean of the video, not of a
     frame.
     """
     random = torch.Generator().manual_seed(0)

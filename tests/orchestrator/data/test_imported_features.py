@@ -8,6 +8,7 @@ import torch
 from ctvr.methods.base import l2_normalize
 from ctvr.methods.layers.feature_maps import ridge_map
 from ctvr.orchestrator.cli.main import main
+from ctvr.orchestrator.data.arrays import read_features
 from ctvr.orchestrator.data.batches import tasks_of
 from ctvr.orchestrator.data.imported_features import START_NOISE, frame_source, load_vectors
 from ctvr.orchestrator.importers.features import import_features
@@ -90,6 +91,22 @@ def test_centring_subtracts_the_means_of_the_first_task_from_both(root, tmp_path
     rows = [int(item.video[1:]) for item in first]
     found = load_vectors(stream, is_centered=True).text.table.rows.numpy()
     np.testing.assert_allclose(found, texts - texts[rows].mean(axis=0), atol=1e-5)
+
+
+def test_videos_stay_in_memory_up_to_its_bound(root, tmp_path, monkeypatch):
+    stream = stream_of(root, "one")
+    config = resolve({"stream": "one", "method": "head_linear"}, stream.settings).data
+    items = stream.tasks[0].train
+    reads = []
+    monkeypatch.setattr(
+        "ctvr.orchestrator.data.imported_features.read_features",
+        lambda path: reads.append(path) or read_features(path),
+    )
+    monkeypatch.setattr("ctvr.orchestrator.data.imported_features.MEMORY", 3 * config.num_frames * WIDTH * 4)
+    source = frame_source(stream, RunPaths(tmp_path).open_store(), config, 1)
+    first, second = ([source.load(item) for item in items] for _ in range(2))
+    assert reads == [item.path for item in (*items, *items[3:])]
+    np.testing.assert_array_equal(first, second)
 
 
 @pytest.mark.parametrize("name", ["one", "several"])

@@ -351,7 +351,7 @@ def test_records_that_wait_or_were_refused_are_counted(runs):
         outbox.add(run_id, {"op": "metrics", "values": [], "time": 0})
     waiting, refused = about(look(runs), "outbox")
     assert waiting.text == "3 records wait for MLflow"
-    assert waiting.remedy == f"`ctvr sync --runs {runs}`"
+    assert waiting.remedy == f"`ctvr runs sync --runs {runs}`"
     assert refused.text == "MLflow refused records of c"
 
 

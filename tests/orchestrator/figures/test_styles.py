@@ -1,4 +1,4 @@
-"""A method has the same style in every figure, and differs from all others in grey, too."""
+"""A method has the same style in every figure, and differs from all others in gray, too."""
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
 from ctvr.orchestrator.figures.styles import ORDER, style_of, styles_of

@@ -230,7 +230,7 @@ def test_columns_that_may_be_segments_are_named_and_not_read(tmp_path):
     manifest, report = import_csv(tmp_path / "t.csv", tmp_path, None)
     assert manifest["tasks"][0]["train"][0]["segment"] is None
     assert report.endswith(
-        "Not read: start time, end_time. If they are segments of the videos, call the columns start and end."
+        "Not read: start time, end_time. If they are segments of the videos, rename the columns to start and end."
     )
     (tmp_path / "t.csv").write_text(rows.replace("start time,end_time", "start,end"))
     assert "Not read" not in import_csv(tmp_path / "t.csv", tmp_path, None)[1]

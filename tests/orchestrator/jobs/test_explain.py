@@ -114,7 +114,7 @@ def test_changed_code_is_noticed(store, tracker, monkeypatch):
     key = track(tracker, seed=9)
     changed = code_digests("clip4clip") | {"code of the method": "e" * 64}
     monkeypatch.setattr("ctvr.orchestrator.settings.experiment.code_digests", lambda *names: changed)
-    assert "  code of the method here differ: a run now gets" in explain(key, store, tracker)
+    assert "  code of the method here differ, so that a run now has the key" in explain(key, store, tracker)
 
 
 def test_unknown_settings_of_a_record_are_reported(store, tracker):

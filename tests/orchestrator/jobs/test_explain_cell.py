@@ -1,4 +1,4 @@
-"""`ctvr explain TABLE ROW COLUMN` leads from a number to its runs and to the commands that repeat them."""
+"""`ctvr runs explain TABLE ROW COLUMN` leads from a number to its runs and to the commands that repeat them."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from ctvr.orchestrator.tracking.run_record import RunRecord
 def test_a_number_leads_to_its_runs_ranks_and_commands(runs, manifest):
     execution = ExecutionConfig(runs=runs)
     run({"method": "zero_shot", "stream": manifest}, (), execution)
-    with pytest.raises(ConfigError, match="table 'small' does not exist. Write: ctvr table small"):
+    with pytest.raises(ConfigError, match="table 'small' does not exist. Run: ctvr table small"):
         explain_cell("small", "zero_shot", "R@1", execution)
     table(execution, stream="small")
     (record,) = execution.tracker().find_runs()

@@ -202,9 +202,9 @@ def test_wrong_features_are_refused_in_one_line(exported, tmp_path, capsys):
         np.savez(tmp_path / f"{name}.npz", **arrays)
     for word, message in (
         ("missing.npz", f"lacks features of {len(videos) - 1} of {len(videos)} videos, the first"),
-        ("wide.npz", "has features of 4 numbers, others of 3"),
+        ("wide.npz", "has features of 4 dimensions, others of 3"),
         ("nan.npz", "NaN or infinite"),
-        ("huge.npz", "or some beyond float32"),
+        ("huge.npz", "or values outside the float32 range"),
         ("cube.npz", "shape (2, 3, 4) of float64, not (frames, d) or (d,)"),
         ("rows.npy", f"has 3 rows for {len(videos)} videos"),
         ("objects.npy", "cannot be read as an array"),
@@ -218,7 +218,7 @@ def test_wrong_features_are_refused_in_one_line(exported, tmp_path, capsys):
     np.savez(tmp_path / "mixed.npz", **{row["caption"]: np.ones(5 + (not i)) for i, row in enumerate(rows)})
     texts = f"text={tmp_path / 'mixed.npz'}"
     assert import_features(exported, f"table={out / 'table.csv'}", f"features={tmp_path / 'good.npz'}", texts) == 2
-    assert "has features of 6 numbers" in capsys.readouterr().err
+    assert "has features of 6 dimensions" in capsys.readouterr().err
     for folder, words, message in (
         (out, (), "already exists and is not empty"),
         (Path("/proc/x"), (), "/proc/x: cannot be written (No such file or directory)"),
@@ -253,7 +253,7 @@ def test_an_exported_model_ranks_as_the_run_and_its_card_has_metrics(learned, tm
     assert str(learned) not in written
     capsys.readouterr()
     for words, message in (
-        ([str(out), "--model", "framefusion_moe"], "already exists and is not empty. Give another folder"),
+        ([str(out), "--model", "framefusion_moe"], "already exists and is not empty. Use another folder"),
         ([str(tmp_path / "b"), "--model", "framefusion"], "Did you mean 'framefusion_moe'"),
     ):
         assert main(["export", "hf", *words, *runs]) == 2

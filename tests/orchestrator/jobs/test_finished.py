@@ -1,4 +1,4 @@
-"""A finished run is recognised by its command, and only by the same command."""
+"""A finished run is recognized by its command, and only by the same command."""
 
 import os
 import shutil

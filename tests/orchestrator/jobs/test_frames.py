@@ -1,4 +1,4 @@
-"""`ctvr frames`: the frames of a video as training reads them, and which videos of a folder can be read."""
+"""`ctvr streams frames`: the frames of a video as training reads them, and which videos of a folder can be read."""
 
 import os
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_only_a_file_of_frames_needs_the_memory_of_frames_at_their_own_size(vide
         return decode(self, path, sampling, segment)
 
     monkeypatch.setattr(Decoder, "decode", limited)
-    words = ["frames", str(videos / "good.mp4")]
+    words = ["streams", "frames", str(videos / "good.mp4")]
     assert main(words) == 0
     assert "160x96; 60 frames" in capsys.readouterr().out
     assert main([*words, "--out", str(tmp_path / "x.npz")]) == 2
@@ -51,7 +51,7 @@ def test_only_a_file_of_frames_needs_the_memory_of_frames_at_their_own_size(vide
 def test_arrays_hold_the_frames_at_their_own_size_and_their_seconds(videos, tmp_path, capsys):
     out = tmp_path / "clip.npz"
     out.write_bytes(b"an older file is replaced")
-    assert main(["frames", str(videos / "good.mp4"), "--num-frames", "4", "--out", str(out)]) == 0
+    assert main(["streams", "frames", str(videos / "good.mp4"), "--num-frames", "4", "--out", str(out)]) == 0
     said = capsys.readouterr()
     facts = "MP4/MOV/3GP, h264, 160x96; 60 frames, 25 frames/s, 2.40 s; decoder pyav"
     assert said.out == f"{videos / 'good.mp4'}: {facts}\n"
@@ -67,7 +67,7 @@ def test_arrays_hold_the_frames_at_their_own_size_and_their_seconds(videos, tmp_
 
 def test_short_segment_repeats_its_last_frame(videos, tmp_path, capsys):
     out = tmp_path / "clip.npz"
-    words = ["frames", str(videos / "good.mp4"), "--num-frames", "4", "--out", str(out)]
+    words = ["streams", "frames", str(videos / "good.mp4"), "--num-frames", "4", "--out", str(out)]
     assert main([*words, "--start", "1", "--end", "1.08"]) == 0
     assert capsys.readouterr().out.endswith("; 2 of 4 frames are distinct, the last repeats\n")
     with np.load(out) as found:
@@ -78,19 +78,19 @@ def test_short_segment_repeats_its_last_frame(videos, tmp_path, capsys):
 
 
 def test_the_reason_for_a_complete_decode_is_reported(videos, capsys):
-    assert main(["frames", str(videos / "below/counted.avi")]) == 0
+    assert main(["streams", "frames", str(videos / "below/counted.avi")]) == 0
     assert "; decoded completely, since its container does not store presentation times" in capsys.readouterr().out
 
 
 def test_the_facts_of_a_gif_are_printed(tmp_path, capsys):
     video = write_video(tmp_path / "a.gif", frames=3, codec="gif", pixels="gray")
-    assert main(["frames", str(video)]) == 0
+    assert main(["streams", "frames", str(video)]) == 0
     assert "GIF, gif, 160x96; 3 frames, 25 frames/s" in capsys.readouterr().out
 
 
 def test_a_sheet_shows_every_frame_in_rows(videos, tmp_path):
     out = tmp_path / "sheet.png"
-    assert main(["frames", str(videos / "good.mp4"), "--num-frames", "6", "--out", str(out)]) == 0
+    assert main(["streams", "frames", str(videos / "good.mp4"), "--num-frames", "6", "--out", str(out)]) == 0
     with Image.open(out) as sheet:
         whole = np.asarray(sheet)
     middles = [read_number(whole[22 + row * 118 :, 6 + column * 166 :][:96, :160]) for row, column in np.ndindex(2, 4)]
@@ -99,7 +99,7 @@ def test_a_sheet_shows_every_frame_in_rows(videos, tmp_path):
 
 
 def test_a_folder_is_counted_and_what_is_refused_is_named_in_one_line(videos, capsys):
-    assert main(["frames", str(videos)]) == 0
+    assert main(["streams", "frames", str(videos)]) == 0
     head, *refused = capsys.readouterr().out.splitlines()
     assert head == f"{videos}: 2 of 4 videos can be read; 1 other file does not have a video's suffix"
     assert [line.split(": ")[1] for line in refused] == ["is cut short", "no such file"]
@@ -109,7 +109,7 @@ def test_a_folder_is_counted_and_what_is_refused_is_named_in_one_line(videos, ca
 def test_a_recording_that_is_cut_short_is_read_and_named(tmp_path, capsys):
     whole = write_video(tmp_path / "a.ts", bf="0")
     (tmp_path / "b.ts").write_bytes(whole.read_bytes()[:-50])
-    assert main(["frames", str(tmp_path)]) == 0
+    assert main(["streams", "frames", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{tmp_path}: 2 of 2 videos can be read",
         f"{tmp_path}/b.ts: can be read; the file ends inside a packet, so it is cut short",
@@ -117,7 +117,7 @@ def test_a_recording_that_is_cut_short_is_read_and_named(tmp_path, capsys):
 
 
 def test_a_name_with_a_line_break_is_printed_in_one_line(videos, capsys):
-    assert main(["frames", str(videos / "below/bad\n\x1b[31mred.mp4")]) == 2
+    assert main(["streams", "frames", str(videos / "below/bad\n\x1b[31mred.mp4")]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "\x1b" not in said
@@ -146,7 +146,7 @@ def test_a_mistake_is_one_line(words, values, videos, tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.npz").mkdir()
     os.symlink(videos / "good.mp4", "good.mp4")
-    assert main(["frames", *words]) == 2
+    assert main(["streams", "frames", *words]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.count("\n") == 1

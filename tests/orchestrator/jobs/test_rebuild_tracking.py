@@ -61,7 +61,7 @@ def test_a_lost_mlflow_is_made_again_and_the_tables_are_the_same(learned, tmp_pa
     costs = [line for line in told.read_text().splitlines() if "cost/trained_parameters" in line]
     told.write_text("\n".join([*lines, *costs]) + "\n")
     for _ in range(2):  # the second adds nothing: everything exists
-        assert main(["rebuild", "--runs", str(lost)]) == 0
+        assert main(["runs", "sync", "--rebuild", "--runs", str(lost)]) == 0
         assert "rebuilt 4 runs" in capsys.readouterr().out
         assert everything(ExecutionConfig(runs=lost).tracker()) == before
         assert table(lost) == printed

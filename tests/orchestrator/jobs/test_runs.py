@@ -14,7 +14,7 @@ from ctvr.orchestrator.jobs.run import run
 from ctvr.orchestrator.jobs.runs import list_runs, remove_runs, show_run
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.tracking.tracker import Tracker
-from tests.refusing import refuses
+from tests.refusing import missing_from, refuses
 
 
 @pytest.fixture
@@ -68,12 +68,15 @@ def test_a_run_is_listed_shown_repeated_and_removed(execution):
     with pytest.raises(ConfigError, match=r"no run or key 'zero_shit-seed0'.* Did you mean 'zero_shot-seed0-"):
         explain("zero_shit-seed0", store, tracker)
 
+    counted = remove_runs([again.run_id[:8]], execution, commits=True, confirmed=False)
+    assert not missing_from(counted, again.run_id[:8], "--yes", "1")
+    assert {each.run_id for each in execution.tracker().find_runs()} == {record.run_id, again.run_id}
     text = remove_runs([again.run_id[:8]], execution, commits=True)
-    assert "removed the finished tasks of 1 runs" in text
+    assert "removed the finished tasks of 1 run;" in text
     assert [each.run_id for each in execution.tracker().find_runs()] == [record.run_id]
     key = record.tags["ctvr.commits"]
     assert store.list("commits", f"{key}/")  # those of the first run
-    assert "stay in the store" in remove_runs([record.name], execution)
+    assert "are kept in the store" in remove_runs([record.name], execution)
     assert store.list("commits", f"{key}/")
     assert list_runs(execution) == "no run is recorded"
 

@@ -6,9 +6,9 @@ from typing import Any, Literal
 import torch
 
 from ctvr.methods.base import Capabilities, l2_normalize
-from ctvr.orchestrator.catalog.new_method import MODULE
+from ctvr.orchestrator.catalog.method_templates import MODULE
 
-# The correct one is the output of `ctvr new method`, so that it satisfies every check that a fault below violates
+# The correct one is the output of `ctvr methods new`, so that it satisfies every check that a fault below violates
 _written: dict[str, Any] = {"__name__": __name__}
 exec(MODULE.replace("NAME", "plain").replace("CLASS", "Plain"), _written)
 PlainConfig = _written["PlainConfig"]

@@ -1,11 +1,13 @@
-"""`ctvr new method` and `ctvr check-method`: the written method passes and runs, and each planted fault is caught."""
+"""`ctvr methods new` and `ctvr methods check`: the written method passes and runs, and each planted fault is caught."""
 
+import dataclasses
 import importlib
 from pathlib import Path
 
 import pytest
 
 from ctvr import methods
+from ctvr.orchestrator.catalog.method_templates import KINDS
 from ctvr.orchestrator.catalog.new_method import new_method
 from ctvr.orchestrator.cli.main import main
 from ctvr.orchestrator.errors import ContractViolation
@@ -80,7 +82,7 @@ def test_a_method_of_ours_conforms_with_every_number(name):
 
 
 def test_what_is_wrong_is_one_line_of_each_check_and_exit_status_1(capsys):
-    assert main(["check-method", place("Crashes")]) == 1
+    assert main(["methods", "check", place("Crashes")]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].endswith("Crashes: 6 of 7 checks failed")
     assert [line.split()[0] for line in lines[1:]] == [*CHECKS, "opens"]
@@ -89,10 +91,10 @@ def test_what_is_wrong_is_one_line_of_each_check_and_exit_status_1(capsys):
 
 
 def test_a_new_method_conforms_and_so_does_its_test(tmp_path, monkeypatch, capsys):
-    assert main(["new", "method", "small_idea", "--into", str(tmp_path)]) == 0
+    assert main(["methods", "new", "small_idea", "--into", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     folder = tmp_path / "small_idea"
-    assert "ctvr check-method small_idea:SmallIdea" in said
+    assert "ctvr methods check small_idea:SmallIdea" in said
     assert sorted(file.name for file in folder.iterdir()) == [
         "pyproject.toml",
         "small_idea.py",
@@ -100,7 +102,7 @@ def test_a_new_method_conforms_and_so_does_its_test(tmp_path, monkeypatch, capsy
         "test_small_idea.py",
     ]
     monkeypatch.syspath_prepend(str(folder))
-    assert main(["check-method", "small_idea:SmallIdea"]) == 0
+    assert main(["methods", "check", "small_idea:SmallIdea"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines[:-1]] == [[check, "ok"] for check in CHECKS]
     assert lines[-1].split()[0] == "opens"
@@ -115,6 +117,32 @@ def test_a_new_method_conforms_and_so_does_its_test(tmp_path, monkeypatch, capsy
     )
     assert trials_of(run) == 8
     assert sorted(search_space("small_idea:SmallIdea")[1]) == ["method.lr", "method.weight"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "retriever"])
+def test_a_new_method_of_each_kind_conforms_and_so_do_its_test_and_space(kind, tmp_path, monkeypatch, capsys):
+    name = f"{kind}_idea"
+    assert main(["methods", "new", name, f"--{kind}", "--into", str(tmp_path)]) == 0
+    folder = tmp_path / name
+    monkeypatch.syspath_prepend(str(folder))
+    cls = f"{kind.title()}Idea"
+    assert f"ctvr methods check {name}:{cls}" in capsys.readouterr().out
+    assert "from ctvr.methods" not in (folder / f"{name}.py").read_text()
+    assert main(["methods", "check", f"{name}:{cls}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[:-1]] == [[check, "ok"] for check in CHECKS]
+    test = importlib.import_module(f"test_{name}")
+    for found in set(vars(test)) - {"test_it_conforms"}:
+        if found.startswith("test_"):
+            getattr(test, found)()
+    settings = {each.removeprefix("method.") for each in search_space(f"{name}:{cls}")[1]}
+    assert settings == {field.name for field in dataclasses.fields(getattr(test, f"{cls}Config"))} - {"base"}
+
+
+def test_a_new_method_is_of_one_kind(capsys):
+    assert main(["methods", "new", "two_kinds", "--strategy", "--analytic"]) != 0
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -137,4 +165,4 @@ def test_a_mistake_is_one_line(call, values, tmp_path, monkeypatch):
     with refuses(*values.split()):
         call()
     assert not list(tmp_path.iterdir())
-    assert main(["check-method", "lwf", "optim.epochs=1"]) == 2
+    assert main(["methods", "check", "lwf", "optim.epochs=1"]) == 2

@@ -1,4 +1,4 @@
-"""Every way's ranks and neighbours equal those of a plain search over all scores, with ties and several blocks."""
+"""Every way's ranks and neighbors equal those of a plain search over all scores, with ties and several blocks."""
 
 import pytest
 import torch

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
-from ctvr.orchestrator.errors import ConfigError, TrialFailed
+from ctvr.orchestrator.errors import TrialFailed
 from ctvr.orchestrator.on_ray import callbacks, internals, memory
-from ctvr.orchestrator.on_ray.callbacks import BracketMonitor, ConcurrencyController, TrialMonitor, failures_of_process
+from ctvr.orchestrator.on_ray.callbacks import BracketMonitor, TrialMonitor, failures_of_process
 from ctvr.orchestrator.on_ray.failures import MOST_SHORT_OF_MEMORY
-from ctvr.orchestrator.on_ray.plan import GAIN, Capacity, SearchConfig, TrialPlan, run_name
+from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig, TrialPlan, run_name
 from ctvr.orchestrator.tracking.tracker import Tracker, create_store
 
-NUMBERS = {"a": 1, "b": 2, "0": 2, "1": 1}  # of trials, by the last letter of their names
+NUMBERS = {"a": 1, "b": 2, "c": 3, "0": 2, "1": 1}  # of trials, by the last letter of their names
 
 
 @pytest.fixture
@@ -58,20 +58,22 @@ def test_every_finished_task_is_one_line_however_often_it_is_reported(plan, caps
     ]
 
 
-def test_a_complete_trial_says_how_long_the_rest_may_take(plan, capsys, monkeypatch):
+def test_a_complete_trial_reports_its_own_time_and_the_mean_for_the_others(plan, capsys, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("ctvr.orchestrator.on_ray.callbacks.time.monotonic", lambda: now[0])
     watcher = TrialMonitor(plan, 4, 1, 2)
     for name in "ab":
         watcher.on_trial_start(0, [], trial(name))
-    for name, end in (("a", 60.0), ("b", 90.0)):
+    for name, end in (("a", 60.0), ("b", 90.0), ("c", 120.0)):
+        watcher.on_trial_start(0, [], trial(name))
         now[0] = end
         watcher.on_trial_result(0, [], trial(name), row(1))
         watcher.on_trial_complete(0, [], trial(name))
     said = [line for line in lines(capsys) if "complete" in line]
     assert said == [
-        "trial 1/4  complete after 60 s; 3 remain, at most 2 min",
-        "trial 2/4  complete after 90 s; 2 remain, at most 90 s",
+        "trial 1/4  complete after 60 s; 3 remain, about 2 min",
+        "trial 2/4  complete after 90 s; 2 remain, about 75 s",
+        "trial 3/4  complete after 30 s; 1 remain, about 60 s",
     ]
 
 
@@ -195,65 +197,25 @@ def test_trials_of_a_table_are_named_by_their_row_and_closed_in_its_sweep(plan, 
     assert runs == {ids["lora"]: "RUNNING", ids["lwf"]: "FAILED"}
 
 
-# ------------------------------------------------------------------------------------------------ the room
+def test_the_monitor_reports_a_new_capacity_and_keeps_no_process_beyond_its_share(plan, capsys):
+    room = SimpleNamespace(update=lambda left, running: numbers.pop(0), others=0)
+    watcher = TrialMonitor(plan, 9, 3, 2, room)
+    numbers = [None, 4, 2]
+    for step in range(2):
+        watcher.on_step_begin(step, [])
+    for name in ("a", "b"):
+        watcher.on_trial_start(0, [], trial(name))
+    assert (watcher.concurrent, watcher.processes_ahead()) == (4, 7)
+    room.others = 1
+    watcher.on_step_begin(2, [])
+    assert (watcher.concurrent, watcher.processes_ahead()) == (2, 0)
+    assert lines(capsys) == [
+        "the cluster now has resources for 4 concurrent trials",
+        "this sweep now runs at most 2 trials at once (other drivers waiting: 1)",
+    ]
 
 
-@pytest.fixture
-def cluster(monkeypatch) -> SimpleNamespace:
-    """A cluster whose capacity, clock and requests the test controls."""
-    made = SimpleNamespace(room=2, now=0.0, asked=[])
-
-    def capacity(plan: TrialPlan, most: int | None) -> Capacity:
-        if not made.room:
-            raise ConfigError("nothing fits")
-        return Capacity(8, 0, min(made.room, most or made.room))
-
-    monkeypatch.setattr(callbacks, "capacity", capacity)
-    monkeypatch.setattr(callbacks, "request_resources_for", lambda plan, trials, running=0: made.asked.append(trials))
-    monkeypatch.setattr(callbacks.time, "monotonic", lambda: made.now)
-    return made
-
-
-def test_nodes_that_join_are_used_and_nodes_that_leave_are_not_waited_for(plan, cluster):
-    limiter = SimpleNamespace(max_concurrent=2)
-    room = ConcurrencyController(plan, limiter)
-    for seconds, there, found, limit in [
-        (0, 2, None, 2),
-        (5, 4, None, 2),
-        (20, 4, 4, 4),
-        (40, 1, 1, 1),
-        (60, 0, None, 1),
-    ]:
-        cluster.now, cluster.room = float(seconds), there
-        assert room.update(8) == found
-        assert limiter.max_concurrent == limit
-
-
-def test_an_autoscaler_is_asked_for_the_remaining_trials_alone(plan, cluster):
-    room = ConcurrencyController(plan, SimpleNamespace(max_concurrent=2), most=3)
-    for seconds, left in [(0, 8), (20, 8), (40, 2), (60, 2), (110, 2)]:
-        cluster.now = float(seconds)
-        room.update(left)
-    room.close()
-    assert cluster.asked == [
-        3,
-        2,
-        2,
-        0,
-    ]  # the lease is renewed after a minute
-
-
-def test_the_monitor_reports_a_larger_capacity(plan, cluster, capsys):
-    limiter = SimpleNamespace(max_concurrent=2)
-    watcher = TrialMonitor(plan, 4, 3, 2, ConcurrencyController(plan, limiter))
-    watcher.on_step_begin(0, [])
-    cluster.now, cluster.room = 20.0, 4
-    watcher.on_step_begin(1, [])
-    assert lines(capsys) == ["the cluster now has resources for 4 concurrent trials"]
-    assert watcher.concurrent == 4
-
-
-# ------------------------------------------------------------------------------------------------------- brackets
+# ------------------------------------------------------------------------------------------------------- searches
 
 
 def test_segments_of_a_trial_read_as_one_and_a_stopped_one_is_closed(plan, capsys, monkeypatch):
@@ -271,15 +233,17 @@ def test_segments_of_a_trial_read_as_one_and_a_stopped_one_is_closed(plan, capsy
             watcher.on_trial_result(0, [], trial(name, **segment), row(task))
         watcher.on_trial_complete(0, [], trial(name, **segment))
     watcher.stopped("", 2, "lora-02-ab", 1)
-    watcher.bracket_ended("", 1, 2)
-    watcher.bracket_ended("", 1, None)
+    watcher.trials_ended("", 4, 8)
+    watcher.trials_ended("", 8, 8)
+    watcher.trials_ended("", 8, None)
     said = lines(capsys)
     assert [line[:19] for line in said[:3]] == [f"trial 2/8  task {task}/3" for task in (1, 2, 3)]
     assert said[3:] == [
         "trial 2/8  complete",
         "trial 2/8  stopped after task 1: others are better",
-        "bracket 1/2 ended after 0 s; at most 0 s remain",
-        "bracket 1 ended after 0 s",
+        "the first 4 of 8 trials ended after 0 s; about 0 s remain",
+        "the first 8 of 8 trials ended after 0 s",
+        "the first 8 trials ended after 0 s",
     ]
     watcher.records.finish()
     (found,) = tracker.find_runs(sweep="s")

@@ -74,7 +74,7 @@ def test_a_node_with_other_decoders_is_refused(items, tmp_path):
 def test_a_store_that_nodes_do_not_share_is_refused(items, tmp_path, monkeypatch):
     source = source_in(tmp_path / "here")
     monkeypatch.setattr(Store, "__reduce__", lambda self: (Store.open, (f"{tmp_path}/elsewhere",)))
-    with pytest.raises(ConfigError, match=r"cannot access .* of this machine. Give a folder that all nodes share"):
+    with pytest.raises(ConfigError, match=r"cannot access .* of this machine. Use a folder that all nodes share"):
         decode_on_nodes(source, items)
 
 

@@ -73,7 +73,7 @@ def test_out_of_memory_trial_is_repeated_alone(limits: list[float]) -> None:
     until = time.monotonic() + 30
     while not large.released and time.monotonic() < until:
         time.sleep(0.01)
-    time.sleep(0.2)  # it waits for the neighbour
+    time.sleep(0.2)  # it waits for the neighbor
     threads.append(later.start())
     assert not large.began.wait(0.3)
     assert not later.began.wait(0.1)

@@ -48,8 +48,10 @@ class _Trial:
 
 
 def test_what_objects_of_ray_keep_is_there():
+    from ray._private import state
     from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
 
+    assert callable(state.state.get_draining_nodes)
     inner = ValueError("mine")
     assert root_cause(UserExceptionWithTraceback(inner, "Traceback")) is inner
     assert trials_of(tune.ResultGrid(SimpleNamespace(trials=[]))) == []

@@ -31,6 +31,14 @@ def test_a_journal_grows_by_a_line_and_may_end_within_one(tmp_path, caplog):
     assert "is damaged" in caplog.text
 
 
+def test_a_journal_of_other_code_is_named_and_not_used(tmp_path, caplog):
+    trial = HalvingTrial(1, {}, {}, "1", {1: (2.0,)})
+    Journal(tmp_path / "journal.json", "old").write("", trial)
+    assert Journal(tmp_path / "journal.json", "new").rows == {}
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"{tmp_path / 'journal.json'} was written by another version of the code")
+
+
 @pytest.mark.parametrize(
     "about",
     ["[1]", "null", '{"scores": [1]}', '{"scores": {"a": "b"}}', '{"scores": {"1": 2.0}}', '{"scores": null}',

@@ -40,7 +40,7 @@ def listing(word: str) -> object:
 
 REFUSED: dict[str, tuple[Callable[[], object], str, dict[str, object]]] = {
     "searcher": (lambda: searching(searcher="tpee"), "'tpe'", {"settings": ("searcher",)}),
-    "scheduler": (lambda: searching(scheduler="hyperband"), "halving, none", {"settings": ("scheduler",)}),
+    "scheduler": (lambda: searching(scheduler="hyperbnd"), "'hyperband'", {"settings": ("scheduler",)}),
     "no trials": (lambda: searching(trials=0), "--trials 8", {"settings": ("trials",)}),
     "no bracket": (lambda: searching(bracket_size=0), "search.bracket_size=8", {"settings": ("bracket_size",)}),
     "confirm": (lambda: searching(confirm=-1), ">= 0", {"settings": ("confirm",)}),

@@ -1,8 +1,9 @@
-"""Halving in brackets depends on results only, not on load, order of arrival or size of the cluster."""
+"""Successive halving depends on results only, not on load, order of arrival or size of the cluster."""
 
 import math
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +15,7 @@ from ray.tune.search import ConcurrencyLimiter, Searcher
 from ctvr.orchestrator.on_ray.grouped_sampler import leader_of
 from ctvr.orchestrator.on_ray.halving_searcher import HalvingSearcher
 from ctvr.orchestrator.on_ray.journal import HalvingTrial, Journal
-from ctvr.orchestrator.on_ray.plan import (
-    GAIN,
-    SearchConfig,
-    TrialPlan,
-    brackets_for,
-    count_random_trials,
-    count_startup_trials,
-)
+from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig, TrialPlan
 from ctvr.orchestrator.on_ray.search import make_searcher
 from ctvr.orchestrator.on_ray.search_space import SearchSpace, is_grouped
 from ctvr.orchestrator.on_ray.successive_halving import SuccessiveHalving
@@ -112,12 +106,12 @@ def decisions(made: SuccessiveHalving) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("epochs", [0, TASKS])
-@pytest.mark.parametrize("at_once", [0, 2, 3])
+@pytest.mark.parametrize("rule", [{}, {"brackets_at_once": 2}, {"brackets_at_once": 3}, {"lag": 2}, {"lag": 6}])
 @pytest.mark.parametrize("scheduler", ["halving", "none"])
-def test_decisions_do_not_depend_on_the_order_of_results_or_capacity(scheduler, at_once, epochs):
-    search = SearchConfig(trials=14, bracket_size=5, scheduler=scheduler, brackets_at_once=at_once)
+def test_decisions_do_not_depend_on_the_order_of_results_or_capacity(scheduler, rule, epochs):
+    search = SearchConfig(trials=14, bracket_size=5, scheduler=scheduler, **rule)
     found = []
-    for room, seed in [(1, 0), (2, 1), (3, 2), (16, 3)]:
+    for room, seed in [(1, 0), (2, 1), (3, 2), (16, 3), (16, 4)]:
         made = {name: halving(search, row=name, epochs=epochs) for name in ("a", "b")}
         run(made, room, seed, fails=lambda point, task: point["method.layers"] == 2 and task == 2)
         found.append([(decisions(each), told(each)) for each in made.values()])
@@ -190,51 +184,13 @@ def test_a_bracket_that_ends_first_waits_for_the_one_before_it():
     assert made.next_segments() == []
     finish(made, *due[1])
     assert numbers(made.next_segments()) == [(number, TASKS) for number in (5, 6, 7, 8)]
-    assert made.ended == 2
+    assert made.ended == 4
 
 
 def finish(made: SuccessiveHalving, trial: HalvingTrial, until: int) -> None:
     for task in range(1, until + 1):
         made.report(trial, {"task": task, GAIN: gain(trial.point, task)}, until)
     made.end(trial, until)
-
-
-@pytest.mark.parametrize(
-    ("trials", "tasks", "places", "brackets"),
-    [
-        (8, 5, 2, 1),  # make sweep
-        (8, 5, 64, 1),
-        (64, 10, 1, 1),
-        (64, 10, 2, 1),
-        (64, 10, 8, 4),
-        (64, 10, 16, 7),
-        (1000, 10, 512, 125),
-        (12, 10, 512, 2),
-    ],
-)
-def test_as_many_brackets_run_at_once_as_fill_the_cluster(trials, tasks, places, brackets):
-    assert brackets_for(SearchConfig(trials=trials), trials, tasks, places) == brackets
-    assert brackets_for(SearchConfig(trials=trials, scheduler="none"), trials, tasks, places) <= brackets
-
-
-@pytest.mark.parametrize(
-    ("trials", "size", "at_once"), [(8, 8, 1), (40, 8, 1), (40, 8, 2), (24, 4, 3), (24, 8, 3), (30, 4, 1)]
-)
-def test_trials_of_tpe_that_no_result_informs_are_counted(trials, size, at_once):
-    search = SearchConfig(trials=trials, bracket_size=size, brackets_at_once=at_once, searcher="tpe")
-    made = halving(search)
-    suggest, study, informed = made.searcher.suggest, made.searcher.study, []
-
-    def watched(name: str) -> Any:
-        told = sum(trial.state.is_finished() for trial in study.trials)
-        informed.append(told > 0 and len(study.trials) >= count_startup_trials(search))
-        return suggest(name)
-
-    made.searcher.suggest = watched
-    run({"": made}, room=5, seed=0)
-    assert len(informed) == trials
-    count = count_random_trials(search, trials)
-    assert informed == [False] * count + [True] * (trials - count)
 
 
 def test_as_many_processes_are_kept_as_segments_can_follow():
@@ -311,9 +267,9 @@ def test_trials_that_failed_are_counted_out():
 # ------------------------------------------------------------------------------------- kills and what is known
 
 
-@pytest.mark.parametrize("at_once", [1, 2])
-def test_killed_search_resumes_to_the_same_end(tmp_path, at_once):
-    search = SearchConfig(trials=8 * at_once, bracket_size=4, brackets_at_once=at_once)
+@pytest.mark.parametrize("rule", [{"brackets_at_once": 1}, {"brackets_at_once": 2}, {"lag": 4}])
+def test_killed_search_resumes_to_the_same_end(tmp_path, rule):
+    search = SearchConfig(trials=12, bracket_size=4, **rule)
     whole, ended = halving(search), []
     _, needed = run({"": whole}, 2, 0)
     for seed in range(1, 100):
@@ -328,6 +284,23 @@ def test_killed_search_resumes_to_the_same_end(tmp_path, at_once):
     assert told(made) == told(whole)
     finished = halving(search, journal=Journal(tmp_path / "s" / "journal.json", "code"))
     assert run({"": finished}, 2, 0)[1] == []
+
+
+@pytest.mark.parametrize("rule", [{"brackets_at_once": 2}, {"lag": 3}])
+def test_a_search_killed_at_any_point_replays_its_journal(tmp_path, rule):
+    search = SearchConfig(trials=9, bracket_size=4, searcher="tpe", **rule)
+    whole = halving(search)
+    _, ended = run({"": whole}, 3, 0)
+    for most in range(sum(until for *_, until in ended) + 1):
+        file = tmp_path / f"{most}.json"
+        killed = halving(search, journal=Journal(file, "code"))
+        run({"": killed}, 3, most, most=most)
+        known = {(trial.number, task) for trial in killed.trials for task in trial.scores}
+        resumed = halving(search, journal=Journal(file, "code"))
+        _, left = run({"": resumed}, 2, most + 1)
+        assert (decisions(resumed), told(resumed)) == (decisions(whole), told(whole))
+        assert bool(known) is bool(most)
+        assert not [(number, until) for _, number, until in left if (number, until) in known]
 
 
 def test_results_of_other_sources_are_ignored(tmp_path):
@@ -434,7 +407,7 @@ def test_if_a_leader_fails_the_next_of_its_group_trains_task_1():
     made.report(due[1][0], {"task": 1, GAIN: 0.0}, 1)
     assert made.segments_ahead() >= 6  # those that wait for the first task
     made.end(*due[1])
-    assert numbers(made.next_segments()) == [(3, 1), (6, 1)]
+    assert numbers(made.next_segments()) == [(3, 1), (6, 1), (7, 1), (8, 1)]  # the others of 2 adopt its first task
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
@@ -499,7 +472,7 @@ def test_settings_that_were_read_count_once_a_trial_has_trained_all_tasks():
 
 def test_a_stopped_trial_is_reported_once():
     heard: list[Any] = []
-    listener = SimpleNamespace(stopped=lambda *what: heard.append(what), bracket_ended=lambda *what: heard.append(what))
+    listener = SimpleNamespace(stopped=lambda *what: heard.append(what), trials_ended=lambda *what: None)
     plan = TrialPlan("s", str(Path("/nowhere")), "", "", None, "/nowhere", {"method": "lora"})
     made = halving(SearchConfig(trials=4))
     search = HalvingSearcher({"": made}, {"": plan}, listener)
@@ -517,9 +490,9 @@ LAYERS = "stream/cost/video_gmacs"
 BOTH = SearchConfig(trials=16, searcher="tpe", metric=f"{GAIN},{LAYERS}", mode="max,min")
 
 
-def search_front(journal: Journal | None = None, most: float = math.inf) -> tuple[SuccessiveHalving, int]:
+def search_front(journal: Journal | None = None, most: float = math.inf, lag: int = 0) -> tuple[SuccessiveHalving, int]:
     """Run a search for the best gain with the fewest layers; return it and the number of trained tasks."""
-    made, trained = halving(BOTH, journal=journal), 0
+    made, trained = halving(replace(BOTH, lag=lag), journal=journal), 0
     while (due := made.next_segments()) and trained < most:
         for trial, until in reversed(due):
             for task in range(max(trial.scores, default=0) + 1, until + 1):
@@ -557,10 +530,11 @@ def test_a_search_with_two_objectives_keeps_trials_that_none_dominates():
     assert all(made.trials[number].stopped == 0 for number in range(16) if int(names[number]) - 1 in best)
 
 
-def test_a_search_with_two_objectives_goes_on_from_its_journal_to_the_same_decisions(tmp_path):
-    whole, trained = search_front(Journal(tmp_path / "whole.json", "code"))
-    _, before = search_front(Journal(tmp_path / "part.json", "code"), most=trained // 2)
-    again, after = search_front(Journal(tmp_path / "part.json", "code"))
+@pytest.mark.parametrize("lag", [0, 4])
+def test_a_search_with_two_objectives_goes_on_from_its_journal_to_the_same_decisions(tmp_path, lag):
+    whole, trained = search_front(Journal(tmp_path / "whole.json", "code"), lag=lag)
+    _, before = search_front(Journal(tmp_path / "part.json", "code"), most=trained // 2, lag=lag)
+    again, after = search_front(Journal(tmp_path / "part.json", "code"), lag=lag)
     assert decisions(again) == decisions(whole)
     assert before + after == trained
 

@@ -244,6 +244,35 @@ def test_epoch_rungs_leave_the_surviving_trials_unchanged(two_cpus, execution, m
     assert Store.open(execution.runs / "store").list("pauses") != []  # of the stopped trials: for `ctvr cache gc`
 
 
+def test_a_scheduler_of_ray_tune_pauses_resumes_and_stops_whole_trials(two_cpus, execution, manifest, capsys):
+    """HyperBand for BOHB pauses each trial of its first bracket after task 1, and stops the worse ones."""
+    request = request_search(
+        method="clip4clip",
+        stream=manifest,
+        name="h",
+        overrides={"optim.epochs": "1"},
+        search={"searcher": "grid", "scheduler": "bohb", "confirm": 0},
+        space=("method.lr=0,1e-6,1e-5",),
+        seeds=1,
+        baselines=(),
+    )
+    text = sweep(request, execution)
+    assert "scheduler bohb, which depends on timing" in capsys.readouterr().err
+    tracker = execution.tracker()
+    trials = tracker.find_runs(sweep="h")
+    complete = [run for run in trials if run.tags.get("ctvr.complete")]
+    stopped = [run for run in trials if run.tags.get("ctvr.stopped", "").startswith("bohb after task ")]
+    assert (len(complete) + len(stopped), len(trials)) == (3, 3)
+    assert f"{len(complete)} complete, {len(stopped)} stopped early, 0 failed" in text
+    assert {run.status for run in trials} == {"FINISHED"}
+    assert [steps(tracker, run, GAIN) for run in complete] == [[1, 2, 3]] * len(complete)  # also after a pause
+    (table,) = made_tables(
+        execution,
+        next(run.tags["ctvr.sweep"] for run in tracker.find_runs() if "-final-" in run.tags.get("ctvr.sweep", "")),
+    )
+    assert any("scheduler bohb, which depends on timing" in mark for row in table.rows for mark in row.marks)
+
+
 def run_killed(plan: TrialPlan, settings: dict[str, Any], runs: Path, who: str) -> SearchOutcome:
     """Run a trial of which one process is killed after the first task."""
 
@@ -366,7 +395,10 @@ def test_killed_and_interrupted_drivers_end_with_the_same_numbers(execution, man
     assert second.returncode == 130, err
     assert out == ""
     # Without a raylet trials finish what they have begun, so the search may be over and its confirmation be stopped
-    first_words = r"ctvr: (sweep s|confirmation s-confirm-\w+) is not finished; its finished tasks are kept. "
+    first_words = (
+        r"ctvr: (sweep s|confirmation s-confirm-\w+) is not finished; "
+        "its finished tasks and mid-task checkpoints are kept. "
+    )
     assert re.match(first_words, err.splitlines()[-1])
     assert err.endswith(f"Resume with: ctvr sweep --resume s --runs {execution.runs}\n")
     assert "Traceback" not in err

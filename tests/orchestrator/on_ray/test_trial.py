@@ -16,7 +16,7 @@ from ctvr.orchestrator.errors import ConfigError, NonFiniteLoss
 from ctvr.orchestrator.on_ray import featurize, single_worker
 from ctvr.orchestrator.on_ray.failures import MOST_SHORT_OF_MEMORY, to_trial_failed
 from ctvr.orchestrator.on_ray.plan import TrialPlan
-from ctvr.orchestrator.on_ray.trial import _backend, _device, _FailurePolicyCallback, _hang_detector, _of_a_hang
+from ctvr.orchestrator.on_ray.trial import _backend, _convert_hang, _device, _FailurePolicyCallback, _hang_detector
 from tests.refusing import refuses
 
 
@@ -108,13 +108,13 @@ def test_workers_meet_by_what_their_devices_allow():
 def test_failed_collective_names_the_stalled_worker():
     pulse = SimpleNamespace(named=lambda: "", positions=lambda: "worker 0 is in step 2, worker 1 is in step 1")
     timeout = RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv")
-    told = _of_a_hang(timeout, pulse)
+    told = _convert_hang(timeout, pulse)
     assert str(told).startswith("worker 0 is in step 2, worker 1 is in step 1 (RuntimeError: [gloo")
     assert not told.is_permanent  # the group is started again
-    assert _of_a_hang(RuntimeError("connection closed by peer"), pulse) is None
+    assert _convert_hang(RuntimeError("connection closed by peer"), pulse) is None
     pulse.named = lambda: "worker 1 of 2 is stalled"
-    assert str(_of_a_hang(RuntimeError("connection closed by peer"), pulse)).startswith("worker 1 of 2 is stalled (")
-    assert _of_a_hang(NonFiniteLoss("the loss is no number"), pulse) is None
+    assert str(_convert_hang(RuntimeError("connection closed by peer"), pulse)).startswith("worker 1 of 2 is stalled (")
+    assert _convert_hang(NonFiniteLoss("the loss is no number"), pulse) is None
 
 
 def test_rays_detector_of_nccl_hangs_is_on_for_plans_on_gpus_alone():

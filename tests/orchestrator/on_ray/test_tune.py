@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from ctvr.orchestrator.on_ray.plan import RunSpec, TrialPlan, label_of
-from ctvr.orchestrator.on_ray.tune import _as_listed, _outcome, can_resume, journal_path
+from ctvr.orchestrator.on_ray.tune import _count_outcomes, _to_spec, can_resume, journal_path
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_nothing_can_be_resumed_before_there_is_a_journal(plan):
 def test_a_listed_run_survives_the_way_through_rays_configuration(plan):
     run = RunSpec("lora-seed1-abc", {"method": "lora", "optim.betas": [0.9, 0.99]}, ("shapes",), {"ctvr.note": "x"})
     assert RunSpec(**asdict(run)) == run
-    made = _as_listed(plan, {"seed": 3})
+    made = _to_spec(plan, {"seed": 3})
     assert made == RunSpec(label_of({"method": "lora", "seed": 3}), {"seed": 3}, ("shapes",), {})
     assert label_of(run.settings, "own_name").startswith("own_name-seed0-")
 
@@ -39,6 +39,6 @@ def test_unstarted_and_interrupted_trials_are_unfinished():
 
     ends = [("TERMINATED", 3), ("TERMINATED", 1), ("TERMINATED", 2), ("ERROR", 2), ("PENDING", 0)]
     trials = [trial(number, *end) for number, end in enumerate(ends)]
-    outcome = _outcome(trials, 6, 3, 1.0)
+    outcome = _count_outcomes(trials, 6, 3, 1.0)
     assert (outcome.complete, outcome.stopped, outcome.failed, outcome.unfinished) == (1, 0, 1, 4)
     assert outcome.is_interrupted

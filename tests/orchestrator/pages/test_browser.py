@@ -17,8 +17,8 @@ from ctvr.orchestrator.pages.contact_sheet import contact_sheet
 from ctvr.orchestrator.pages.forgetting import LostQuery, ModelHistory
 from ctvr.orchestrator.pages.html import write_page
 from ctvr.orchestrator.pages.report import report
-from ctvr.orchestrator.pages.searched import SearchedSetting, SearchedSpace, Trial
-from ctvr.orchestrator.retrieval.model import Hit
+from ctvr.orchestrator.pages.search_space import SearchedSetting, SearchedSpace, Trial
+from ctvr.orchestrator.retrieval.hits import Hit
 from ctvr.orchestrator.serving.snapshot import Snapshot
 from ctvr.orchestrator.streams.stream import Item
 from ctvr.orchestrator.tables.table import Column, Row, Table, Value
@@ -94,7 +94,8 @@ def sweep_page(videos: list[Path]) -> str:
     )
     trials = tuple(
         Trial(str(n), {"method.lr_text_first": f"{n}e-6", "method.num_experts": "10", "method.setting_0": "0.4"},
-              10.0 - n, 5 - n, "complete" if n < 3 else "stopped: halving after task 1", n < 3, n == 1)
+              10.0 - n, 5 - n, "complete" if n < 3 else "stopped: halving after task 1", n < 3, n == 1,
+              tuple((task, 10.0 - n) for task in range(1, 6 - n)))
         for n in range(1, 5)
     )  # fmt: skip
     space = SearchedSpace(settings, trials, "R@1 gain over zero-shot, in points")
@@ -184,3 +185,15 @@ def test_the_search_page_is_used_by_keyboard_alone(opened):
     page.wait_for_url("**q=a+red+circle**")
     assert page.get_by_role("heading", level=2).inner_text().startswith("6 best videos for ")
     assert page.get_by_role("listitem").count() == 6
+
+
+def test_the_space_bar_plays_the_frames_of_a_strip(opened):
+    page = opened("sheet")
+    page.locator(".strip input").first.focus()
+    page.keyboard.press("Space")
+    place = "parseInt(getComputedStyle(document.querySelector('.strip img')).objectPosition)"
+    seen = set()
+    for _ in range(30):
+        seen.add(page.evaluate(place))
+        page.wait_for_timeout(100)
+    assert seen >= {0, 33, 66, 100}

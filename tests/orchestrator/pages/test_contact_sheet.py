@@ -8,7 +8,8 @@ from ctvr.orchestrator.jobs.report import make_report
 from ctvr.orchestrator.pages.contact_sheet import contact_sheet
 from ctvr.orchestrator.pages.html import write_page
 from ctvr.orchestrator.pages.search_page import search_page
-from ctvr.orchestrator.retrieval.model import Hit
+from ctvr.orchestrator.retrieval.hits import Hit
+from ctvr.orchestrator.video.thumbnails import FRAMES
 from tests.refusing import refuses
 
 
@@ -21,6 +22,10 @@ def test_a_sheet_shows_every_hit_and_reaches_for_no_network(learned, tmp_path):
     hits.append(Hit(3, 0.1, "broken", str(tmp_path / "broken.mp4")))
     text = write_page(tmp_path / "new" / "sheet.html", contact_sheet([("a 'red' <star>", hits)], "m")).read_text()
     assert text.count('src="data:image/jpeg;base64,') == 2
+    times = re.findall(r"<span>([\d.]+) s</span>", text)
+    assert len(times) == 2 * FRAMES
+    assert times[:FRAMES] == sorted(times[:FRAMES], key=float)
+    assert 'type="checkbox" aria-label="play: a &lt;b&gt;red' in text
     assert "no picture: " in text
     assert "a &#x27;red&#x27; &lt;star&gt;" in text
     assert "<b>red</b>" not in text

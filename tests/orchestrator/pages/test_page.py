@@ -1,15 +1,17 @@
 """The page of a stream's runs: the values of the table, and the forgotten and the outnumbered queries."""
 
 import re
+import shutil
 from xml.etree import ElementTree
 
 import ctvr
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.figures.styles import style_of
 from ctvr.orchestrator.jobs.report import make_report
-from ctvr.orchestrator.pages.forgetting import LostQuery, ModelHistory, forgetting_explorer, lost_names
+from ctvr.orchestrator.pages.forgetting import SHOWN, LostQuery, ModelHistory, forgetting_explorer, lost_names
 from ctvr.orchestrator.streams.query_rank import read_all
 from ctvr.orchestrator.streams.stream import Item
+from ctvr.orchestrator.sweeps.selection import PLANNED
 from tests.refusing import refuses
 
 
@@ -38,6 +40,17 @@ def test_lost_caption_is_split_into_forgotten_and_outnumbered():
     assert "<boat>" not in text
 
 
+def test_forgotten_queries_are_shown_before_outnumbered_ones_that_fell_further():
+    item = Item("v", "", None, "ocean", ("a boat",))
+    lost = (
+        *(LostQuery(f"far {n}", item, 0, 90.0, item, 1) for n in range(SHOWN)),
+        LostQuery("near", item, 0, 2.0, item, 0),
+    )
+    text = forgetting_explorer([ModelHistory("m", 20, lost, is_open=True)], ["one", "two"])
+    assert text.index("<b>near</b>") < text.index("<b>far 0</b>")
+    assert f"far {SHOWN - 1}" not in text
+
+
 def test_lost_queries_of_features_show_the_ids_of_the_videos():
     own, other = (Item(name, "", None, "ocean", ("a boat",)) for name in ("own<1>", "other"))
     lost = LostQuery("a boat", own, 0, 4.0, other, 1)
@@ -53,6 +66,7 @@ def test_stream_page_is_self_contained(learned, tmp_path):
     assert said == f"written: {tmp_path / 'page.html'}"
     text = (tmp_path / "page.html").read_text()
     assert not re.search(r"https?://|<script|url\(", text)
+    assert re.search(r'<h1>small</h1>\n<p class="soft">[^<]*1 seed</p>', text)
     for row in ctvr.table(stream="small", runs=learned).itertuples():
         assert re.search(rf"<td[^>]*>{row.method}(?: \N{{BLACK STAR}})?</td>", text)
     assert "Mean and sample standard deviation over seeds" in text
@@ -66,3 +80,17 @@ def test_stream_page_is_self_contained(learned, tmp_path):
     assert len(lines) == 2
     with refuses("large", where="report"):
         make_report("large", ExecutionConfig(runs=learned))
+
+
+def test_an_incomplete_rerun_is_counted_under_the_title(learned, tmp_path):
+    shutil.copytree(learned, tmp_path / "runs")
+    execution = ExecutionConfig(runs=tmp_path / "runs")
+    tracker = execution.existing_tracker()
+    tracker.open_sweep("s", "small", {"method": "zero_shot"}, {"ctvr.trials": "1"})
+    tracker.open_sweep("s-final-abc", "small", {"rerun_of": "s"}, {PLANNED: "19"})
+    trial, rerun = tracker.find_runs(tags={"ctvr.complete": "true"})
+    for run, sweep, of, complete in ((trial, "s", "", 0), (rerun, "s-final-abc", "s", 1)):
+        tracker.set_tags(run.run_id, {"ctvr.sweep": sweep, "ctvr.rerun_of": of})
+        make_report("s", execution, tmp_path / "page.html")
+        under = re.search(r'<h1>s</h1>\n<p class="soft">([^<]*)</p>', (tmp_path / "page.html").read_text())
+        assert under[1].endswith(f"rerun: {complete} of 19 runs complete")

@@ -6,9 +6,10 @@ import re
 
 from ray import tune
 
-from ctvr.orchestrator.jobs.report import _space
+from ctvr.orchestrator.jobs.report import _chosen, _space
 from ctvr.orchestrator.on_ray.search import describe_space
-from ctvr.orchestrator.pages.searched import SearchedSetting, SearchedSpace, Trial, searched_html
+from ctvr.orchestrator.pages.search_space import SearchedSetting, SearchedSpace, Trial
+from ctvr.orchestrator.pages.searched import searched_html
 from ctvr.orchestrator.sweeps.selection import SPACE
 from ctvr.orchestrator.tracking.run_record import RunRecord
 
@@ -69,6 +70,13 @@ def test_no_chart_has_results_of_two_galleries_on_its_scale():
     assert ("smaller galleries" in text, "smaller galleries" in alone) == (True, False)
 
 
+def test_the_best_trials_come_first_also_where_less_is_better():
+    trials = (trial(1, "1", "1", 9.0), trial(2, "1", "1", 5.5))
+    for less, first in ((False, ["1", "2"]), (True, ["2", "1"])):
+        text = searched_html(SearchedSpace((), trials, "GMACs", less_is_better=less))
+        assert re.findall(r"<tr><td>(\d)</td>", text) == first
+
+
 def test_a_search_without_a_finite_result_has_a_table_and_no_chart():
     text = searched_html(SearchedSpace((SearchedSetting("a", ("1",)),), (trial(1, "1", "1", math.nan),), "R@1"))
     assert "all 1 trials" in text
@@ -89,3 +97,11 @@ def test_the_recorded_space_is_read_back_and_a_missing_one_is_that_of_the_trials
         sweep = RunRecord("id", "s", {}, {}, damaged, "FINISHED", "")
         assert _space(sweep, trials) == tried
     assert str(tried[0]) == "1e-06 to 1e-05 (log scale), as tried"
+
+
+def test_the_settings_of_the_winner_are_those_of_the_space():
+    space = describe_space({"method.lr": tune.loguniform(1e-6, 2e-5), "method.rank": tune.choice([8, 16])})
+    settings = {"method.lr": "5.176340429875838e-06", "method.rank": "8", "seed": "0"}
+    best = RunRecord("id", "t", settings, {}, {}, "FINISHED", "")
+    found = [RunRecord("id", "s", {}, {}, tags, "FINISHED", "") for tags in ({SPACE: json.dumps(space)}, {})]
+    assert [_chosen(sweep, best) for sweep in found] == [": lr=5.18e-06, rank=8", ""]

@@ -97,7 +97,7 @@ def test_queries_of_attention_between_frames_are_the_neighbours(learned, items, 
     still = torch.cat(list(model.frames_of(items)))[:, :1].expand(-1, found.frames.shape[1], -1, -1, -1)
     monkeypatch.setattr(Model, "frames_of", lambda self, items: iter([still]))
     maps = attention_maps(model, items, 2).temporal
-    torch.testing.assert_close(maps, maps[:, :1].expand_as(maps))  # every neighbour is the frame itself
+    torch.testing.assert_close(maps, maps[:, :1].expand_as(maps))  # every neighbor is the frame itself
 
 
 @pytest.mark.parametrize("block", [1, 2])  # one fuses with the frame before, the other with the frame after
@@ -113,7 +113,7 @@ def test_attention_between_frames_is_that_of_the_papers_equation(learned, items,
     frames_y, heads = seen[0].double(), fusion.attention.heads
     step = {"previous": -1, "next": 1}[fusion.direction]
     for video, t in [(0, 1), (2, 2), (1, 0), (1, 3)]:
-        beside = min(max(t + step, 0), 3)  # a border frame is its own neighbour
+        beside = min(max(t + step, 0), 3)  # a border frame is its own neighbor
         asks, answers = (
             F.linear(y, layer.weight.double(), layer.bias.double()).chunk(heads, dim=-1)
             for y, layer in (

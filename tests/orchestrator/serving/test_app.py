@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import socket
+from html import unescape
 from html.parser import HTMLParser
 
 import pytest
@@ -18,6 +19,7 @@ from ctvr.orchestrator.pages.html import write_page
 from ctvr.orchestrator.retrieval.model import Block, Model
 from ctvr.orchestrator.serving.snapshot import Snapshot, video_id
 from ctvr.orchestrator.streams.stream import Item
+from ctvr.orchestrator.video.thumbnails import SIZE, WIDTH
 from tests.orchestrator.serving.client import served
 
 
@@ -40,7 +42,7 @@ def test_a_thumbnail_is_a_picture_of_a_video_of_the_gallery(client, tmp_path):
     address = client.get("/search", q="a red circle", k=1).json["hits"][0]["thumbnail"]
     answer = client.get(address)
     assert (answer.status, answer.headers["content-type"]) == (200, "image/jpeg")
-    assert Image.open(io.BytesIO(answer.body)).size == (448, 112)
+    assert Image.open(io.BytesIO(answer.body)).size == (WIDTH, SIZE)
     assert client.get(address).body == answer.body
     (tmp_path / "secret.mp4").write_bytes(b"no video")
     for asked in (
@@ -94,13 +96,26 @@ def test_any_name_of_a_file_is_found_and_shown_as_text(snapshot, tmp_path):
         assert re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]", text) is None
 
 
+def test_the_first_page_offers_queries_that_find_their_video(client, snapshot):
+    page = client.get("/").text
+    links = re.findall(r'href="(/\?q=[^"]+)"><img src="/thumbnail/(\w+)"', page)
+    assert [video for _, video in links] == [video for _, video in snapshot.examples]
+    assert links
+    assert len({snapshot.videos[video].category for _, video in links[:2]}) == 2
+    for address, video in links:
+        asked, found = client.get(unescape(address)).text, snapshot.videos[video]
+        assert f"/thumbnail/{video}" in asked
+        assert any(caption in unescape(asked) for caption in found.captions)
+    assert "Try one of these" not in client.get("/", q="a star").text
+
+
 @pytest.mark.parametrize(
     ("path", "status", "message"),
     [
         (
             "/search",
             422,
-            "q: must be a text of at most 1000 characters. Write for example: /search?q=a+red+square&k=10",
+            "q: must be a text of at most 1000 characters. Use for example: /search?q=a+red+square&k=10",
         ),
         ("/search?q=%20", 422, "search: "),
         ("/search?q=" + "a" * 1001, 422, "q: must be a text of at most 1000 characters"),
@@ -188,10 +203,10 @@ def test_the_page_is_a_form_and_pictures_and_needs_nothing_else(client, snapshot
     empty, answer = client.get("/"), client.get("/", q="a <b>'red'</b> \"circle\"", k=3)
     assert (empty.status, answer.status) == (200, 200)
     before, page = Page(empty.text), Page(answer.text)
-    assert [len(each.all("img")) for each in (before, page)] == [0, 3]
+    assert [len(each.all("img")) for each in (before, page)] == [len(snapshot.examples), 3]
     assert "<b>'red'" not in answer.text
     assert "<on>" not in answer.text
-    field, count = page.all("input")
+    field, count = (each for each in page.all("input") if "name" in each)
     assert (field["value"], count["value"]) == ("a <b>'red'</b> \"circle\"", "3")
     for each in (before, page):
         assert each.open == []

@@ -43,7 +43,8 @@ def test_105_unfinished_requests_lock_nobody_out(client, first):
     with opened(client.port, 105, first) as found:
         found[-1].settimeout(10)
         if first.startswith(b"POST"):  # its headers are whole: while the server answers it, the request is not waiting
-            assert found[-1].recv(1)
+            with contextlib.suppress(ConnectionResetError):  # it ends unanswered if all others are being answered
+                assert found[-1].recv(1)
         for _ in range(3):
             assert client.get("/health").status == 200
 

@@ -173,7 +173,7 @@ def test_a_server_that_lets_two_writers_take_one_key_is_refused_by_name(rclone, 
         Store.open(uri, cache=tmp_path)
     server = rclone.removeprefix("http://")
     assert str(refused.value).startswith(f"store {uri}: {server} ignores If-None-Match, so two trials")
-    assert str(refused.value).endswith("Use a server that honours it (AWS S3, MinIO, Ceph, GCS), or a folder.")
+    assert str(refused.value).endswith("Use a server that supports it (AWS S3, MinIO, Ceph, GCS), or a folder.")
 
 
 def test_a_key_that_was_deleted_can_be_taken_again(store):
@@ -259,8 +259,8 @@ def test_a_missing_bucket_is_one_line(endpoint, tmp_path):
     [
         ("AWS_ACCESS_KEY_ID", "somebody-else", "the server refuses the access key (InvalidAccessKeyId)"),
         ("AWS_SECRET_ACCESS_KEY", "canary-wrong", "the server refuses the access key (SignatureDoesNotMatch)"),
-        ("AWS_ACCESS_KEY_ID", "", "no credentials"),
-        ("AWS_SECRET_ACCESS_KEY", "", "no credentials"),
+        ("AWS_ACCESS_KEY_ID", "", "the credentials are missing"),
+        ("AWS_SECRET_ACCESS_KEY", "", "the credentials are missing"),
     ],
 )
 def test_wrong_and_missing_keys_are_one_line(rclone, tmp_path, monkeypatch, name, value, said):

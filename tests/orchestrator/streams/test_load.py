@@ -139,7 +139,7 @@ def put(path: str, value: Any) -> Any:
 TRAIN = "tasks.0.train.0"
 # What is written, or a change of the manifest -> what is said of it
 BAD: list[tuple[Any, str]] = [
-    (put(f"{TRAIN}.captions", ["a", " "]), "task_01: train: video 'a': captions[1]: is empty. Write"),
+    (put(f"{TRAIN}.captions", ["a", " "]), "task_01: train: video 'a': captions[1]: is empty. Add"),
     (put(f"{TRAIN}.captions", []), "task_01: train: video 'a': captions: is empty"),
     (put(f"{TRAIN}.captions", "a dog"), "captions: is text, not a list"),
     (put(f"{TRAIN}.captions", [1]), "captions[0]: is a number, not text"),
@@ -151,7 +151,7 @@ BAD: list[tuple[Any, str]] = [
     (put(f"{TRAIN}.video", "a\nb"), "is not printable"),
     (put(f"{TRAIN}.video", ...), "train: item no. 1: field 'video' is missing"),
     (put(f"{TRAIN}.category", "dog"), "'dog' is not a category of its task. Did you mean 'dogs'"),
-    (put(f"{TRAIN}.segment", [3, 3]), "segment: is not a time segment (got [3, 3]). Write [start, end]"),
+    (put(f"{TRAIN}.segment", [3, 3]), "segment: is not a time segment (got [3, 3]). Use [start, end]"),
     (put(f"{TRAIN}.segment", [-1, 3]), "is not a time segment"),
     (put(f"{TRAIN}.segment", [0, float("nan")]), "NaN is not a JSON number"),
     (put(f"{TRAIN}.segment", [0, 10**400]), "is not a time segment"),
@@ -167,11 +167,11 @@ BAD: list[tuple[Any, str]] = [
     (put("tasks.0.test", []), "task_01: test: has no videos"),
     (put("tasks.0.categories", ["dogs", "dogs"]), "task_01: categories: is empty or repeats"),
     (put("tasks.1.name", "task_01"), "2 tasks have this name"),
-    (put("tasks.0.val", [item("v", "dogs", "x")]), "task_02: val: is empty while other tasks have one"),
+    (put("tasks.0.val", [item("v", "dogs", "x")]), "task_02: val: is empty, but other tasks have videos in it"),
     (put("tasks", []), "tasks: is empty"),
     (put("tasks", {}), "tasks: is an object, not a list"),
     (put("format", 2), "format: must be 1"),
-    (put("protocol", "cil"), "protocol: is 'cil'. Write 'ctvr', 'cvlm', 'ucl' or 'qa'"),
+    (put("protocol", "cil"), "protocol: is 'cil'. Use 'ctvr', 'cvlm', 'ucl' or 'qa'"),
     (put("settings", {"data": {}}), "settings: data: is an object"),
     (put("name", ...), "field 'name' is missing"),
     (put("taks", []), "unknown field 'taks'. Did you mean 'tasks'"),

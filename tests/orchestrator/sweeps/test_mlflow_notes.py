@@ -141,12 +141,17 @@ def test_an_experiment_says_what_it_holds_and_how_to_look_at_it(execution):
     assert found.tags[KIND] == TRAINING
     assert "number of tasks learned" in found.tags[NOTE]
     shown = json.loads(json.loads(found.tags[OUR_VIEW])["state"])
-    assert shown["selectedColumns"][:2] == ["metrics.`stream/t2v/r1`", "metrics.`stream/t2v/r1_gain`"]
+    parameters, metrics = ["params.`method`", "params.`optim.epochs`"], ["stream/t2v/r1", "stream/t2v/r1_gain"]
+    assert shown["selectedColumns"][:4] == [*parameters, *(f"metrics.`{each}`" for each in metrics)]
+    assert [chart["metricKey"] for chart in shown["compareRunCharts"]][:2] == metrics
+    assert {chart["metricSectionId"] for chart in shown["compareRunCharts"]} == {
+        section["uuid"] for section in shown["compareRunSections"]
+    }
     assert set(shown["columnWidths"]) == set(shown["columnOrder"])  # those without a width stay narrow
-    tracker.client.delete_experiment_tag(found.experiment_id, OUR_VIEW)  # as a former version left it
+    tracker.client.set_experiment_tag(found.experiment_id, OUR_VIEW, "{}")  # as a former version left it
     ((stream, page),) = execution.tracker().pages()
     assert (stream, page) == ("few", page_of_runs(found.experiment_id))
-    assert OUR_VIEW in tracker.client.get_experiment_by_name("few").tags
+    assert tracker.client.get_experiment_by_name("few").tags[OUR_VIEW] == found.tags[OUR_VIEW]
 
 
 def test_rerun_page_has_its_table_and_registers_the_winner(execution):

@@ -10,7 +10,7 @@ import pytest
 from ctvr.methods import trust
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.run.execute import has_training
-from ctvr.orchestrator.on_ray.plan import GAIN, NUMBER, SearchConfig, label_of
+from ctvr.orchestrator.on_ray.plan import GAIN, NUMBER, TIMING, SearchConfig, label_of
 from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.sweeps import rerun as rerun_job
@@ -162,6 +162,9 @@ def test_runs_of_a_winner_record_its_selection_and_the_search_time(few, executio
         "ctvr.search_seconds": "9.5",
         "ctvr.selection": "R@1 gain over zero-shot on val videos",
     }
+    tracker.set_tags(run, {TIMING: "asha"})
+    tags = searched_tags("lora", tracker.find_runs(sweep="s"), GAIN)
+    assert tags["ctvr.selection"].endswith("val videos; scheduler asha, which depends on timing")
 
 
 def test_settings_of_other_methods_do_not_reach_the_baselines():

@@ -11,6 +11,7 @@ from ctvr.orchestrator.sweeps.session import (
     interruptible,
     precision_lines,
     restore_execution,
+    sharing_lines,
     trial_plan,
 )
 
@@ -44,6 +45,20 @@ def test_a_plan_says_that_a_batch_leaves_each_gpu_few_pairs(execution):
     assert batch_lines(on_gpus, [64]) == []
     assert batch_lines(replace(on_gpus, workers=1, gpus_per_trial=1), [4]) == []  # nothing is shared out
     assert batch_lines(replace(on_gpus, gpus_per_trial=None), [8]) == batch_lines(on_gpus, []) == []
+
+
+def test_a_plan_says_that_a_trial_leaves_its_gpu_idle_or_its_workers_share_one(execution):
+    on_gpus = replace(execution, gpus_per_trial=1)
+    (line,) = sharing_lines(on_gpus, [(64, "bf16"), (8, "bf16"), (4, "fp32")])
+    assert "data.batch_size=8 " in line
+    assert "--gpus-per-trial 0.25" in line
+    for gpus, workers, pairs, precision in [
+        (0.25, 1, 8, "bf16"), (None, 1, 8, "bf16"), (0, 1, 8, "bf16"), (1, 1, 32, "bf16"), (1, 1, 8, "fp32"),
+        (4, 4, 8, "bf16"), (None, 4, 8, "bf16"),
+    ]:  # fmt: skip
+        assert sharing_lines(replace(execution, gpus_per_trial=gpus, workers=workers), [(pairs, precision)]) == []
+    (line,) = sharing_lines(replace(execution, gpus_per_trial=0.25, workers=4), [(64, "bf16")])
+    assert "4 workers of a trial share 0.25 GPUs. --gpus-per-trial 4 " in line
 
 
 def test_rays_own_state_is_kept_apart_for_every_sweep(execution):

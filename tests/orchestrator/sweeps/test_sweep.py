@@ -3,6 +3,7 @@
 import json
 import operator
 import random
+import re
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -12,15 +13,16 @@ from unittest.mock import Mock
 
 import pytest
 
-from ctvr.orchestrator.errors import ConfigError, RunsFailed
+from ctvr.orchestrator.errors import ConfigError, Interrupted, RunsFailed
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.on_ray.plan import GAIN, Capacity, SearchConfig, SearchOutcome, brackets_for, write_plan
+from ctvr.orchestrator.on_ray.plan import GAIN, Capacity, SearchConfig, SearchOutcome, write_plan
 from ctvr.orchestrator.on_ray.search import grid_points, make_searcher
+from ctvr.orchestrator.on_ray.search_budget import brackets_for
 from ctvr.orchestrator.on_ray.successive_halving import SuccessiveHalving
 from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.sweeps import session
-from ctvr.orchestrator.sweeps.plan import SweepRequest, plan_sweep, read_request, request_search
-from ctvr.orchestrator.sweeps.plan_text import describe_best, describe_plan, describe_scheduler
+from ctvr.orchestrator.sweeps.plan import SweepPlan, SweepRequest, plan_sweep, read_request, request_search
+from ctvr.orchestrator.sweeps.plan_text import describe_best, describe_plan, describe_request, describe_scheduler
 from ctvr.orchestrator.sweeps.planned_search import PlannedSearch
 from ctvr.orchestrator.sweeps.session import resume_options, trial_plan
 from ctvr.orchestrator.sweeps.sweep import _conclude, resume, sweep
@@ -71,6 +73,7 @@ def test_a_plan_says_if_no_trial_can_be_stopped_early(search, tasks, stops):
     halving = SuccessiveHalving(Mock(), config, tasks, dict)
     assert bool(halving.rungs) is stops
     assert "early stopping" not in describe_scheduler(replace(config, scheduler="none"), tasks)
+    assert "scheduler asha, which depends on timing" in describe_scheduler(replace(config, scheduler="asha"), tasks)
 
 
 def test_one_task_sweep_compares_trials_at_equal_epochs(tmp_path, execution):
@@ -83,7 +86,9 @@ def test_one_task_sweep_compares_trials_at_equal_epochs(tmp_path, execution):
     assert search.recommended_experiment(1).evaluation.every_epoch
     text = describe_plan(planned, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
     assert "compared after epochs 1, 2, 4 of 5, since the stream has one task" in text
-    filled = planned.with_concurrent_brackets(16)
+    timing = plan_sweep(request(one, overrides=overrides, search={"scheduler": "asha"}), execution)
+    assert "after each of 5 epochs" in described(timing, execution, 2)
+    filled = planned.fit_to(16)
     assert filled.search_config.brackets_at_once == brackets_for(
         planned.search_config, planned.search_config.trials, 5, 16
     )
@@ -117,7 +122,7 @@ def test_space_replaces_and_space_add_extends_the_search_space(few, execution):
     assert plan.search_config.searcher == "grid"  # every value once
     assert [point["method.lr"] for point in grid_points(only.search_space)] == [1e-6, 4e-6, 2e-5]
     assert only.experiment.optim == search_of(request(few), execution).experiment.optim
-    text = describe_plan(plan, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
+    text = describe_request(plan)
     assert "varies 1 of 4 settings (method.lr in 1e-06, 4e-06, 2e-05; the others as recommended)" in text
     added = plan_sweep(request(few, search={"trials": 3}, space_add=words), execution)
     assert set(added.searches[""].space) > {"method.lr"}
@@ -142,7 +147,7 @@ def test_a_setting_of_one_variant_is_searched_with_that_variant(few, execution):
     made = [resolve({**full, **point}, planned.stream.settings, planned.experiment.presets) for point in points]
     assert {each.settings["method.reducer.name"] for each in made} == {"none", "tome", "evit"}
     assert planned.recommended_point == {"method.reducer.name": "none"}
-    text = describe_plan(plan, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
+    text = describe_request(plan)
     assert "method.reducer.r in 1, 2 where method.reducer.name is tome;" in text
     added = plan_sweep(replace(asked, space=(), space_add=asked.space), execution)
     space = added.searches[""].search_space
@@ -163,14 +168,14 @@ CONDITIONS = {  # words of --space -> where, a part of what is said
     (KINDS, "method.reducer.r=1,2 where method.reducer.name"): (
         *("--space: 'method.reducer.r=1,2 where method.reducer.name': where", "is not name=VALUE"),
     ),
-    ("method.rank=1,2 where",): ("--space", "is missing after 'where'. Write for example method.rank=1,2 where"),
-    ("method.rank=1,2 if a=1,2",): ("--space", "Write for example method.rank=1,2 where a=1,2."),
+    ("method.rank=1,2 where",): ("--space", "is missing after 'where'. Use for example method.rank=1,2 where"),
+    ("method.rank=1,2 if a=1,2",): ("--space", "Use for example method.rank=1,2 where a=1,2."),
     ("where method.rank=4",): ("--space", "its setting is missing"),
-    ("method.rank=[1,2]",): ("--space", "need no brackets. Write method.rank=1,2."),
-    ("method.rank=1-8",): ("--space", "not a range. Write for example method.rank=1,8."),
-    ("method.lr=loguniform(1e-6, 1e-4)",): ("--space", "not a range. Write for example method.lr=1e-6,1e-4."),
-    ("method.rank=1 2 4",): ("--space", "by commas. Write method.rank=1,2,4."),
-    ("method.rank=1,, 2",): ("--space", "is empty. Write method.rank=1,2."),
+    ("method.rank=[1,2]",): ("--space", "not be in brackets. Use method.rank=1,2."),
+    ("method.rank=1-8",): ("--space", "not a range. Use for example method.rank=1,8."),
+    ("method.lr=loguniform(1e-6, 1e-4)",): ("--space", "not a range. Use for example method.lr=1e-6,1e-4."),
+    ("method.rank=1 2 4",): ("--space", "by commas. Use method.rank=1,2,4."),
+    ("method.rank=1,, 2",): ("--space", "is empty. Use method.rank=1,2."),
 }
 
 
@@ -186,13 +191,13 @@ def test_a_search_with_a_cost_as_an_objective_measures_it_and_confirms_its_front
     planned = plan_sweep(request(few, search=objectives), execution)
     assert planned.searches[""].fixed_settings["evaluation.costs"] is True
     assert planned.searches[""].recommended_experiment(1).evaluation.costs
-    text = describe_plan(planned, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
-    assert "optimises  R@1 gain over zero-shot, GMACs of a video (max,min)" in text
+    text = describe_request(planned)
+    assert "optimizes  R@1 gain over zero-shot, GMACs of a video (max,min)" in text
     assert "confirms   up to 8 trials of the Pareto front and the recommended settings over 3 new seeds" in text
     fewer = plan_sweep(request(few, search={**objectives, "confirm": 3}), execution)
     assert fewer.search_config.confirm == 3
     none = plan_sweep(request(few, search={**objectives, "confirm": 0}, seeds=1), execution)
-    text = describe_plan(none, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
+    text = describe_request(none)
     assert "confirms   nothing: the Pareto front is accepted without a test" in text
     assert "rerun      up to 1 of the Pareto front over 1 seeds on test videos" in text
     runs = [
@@ -373,6 +378,33 @@ def test_an_edited_plan_is_refused_before_ray_by_file_key_and_value(few, executi
         assert "\n" not in str(error), error
 
 
+def test_a_sweep_that_is_stopped_before_ray_starts_is_resumed_as_it_was_given(few, execution, monkeypatch, capsys):
+    given = list[ExecutionConfig]()
+
+    def stop(execution: ExecutionConfig) -> None:
+        given.append(execution)
+        assert "  searches  " in capsys.readouterr().err
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ctvr.orchestrator.sweeps.sweep.ray_cluster", stop)
+    for name, gpus in (("s", None), ("t", 0.0)):
+        asked = replace(execution, gpus_per_trial=gpus, nodes=2)
+        with pytest.raises(Interrupted, match=f"ctvr sweep --resume {name}"):
+            sweep(replace(request(few), name=name), asked)
+        with pytest.raises(Interrupted, match=f"ctvr sweep --resume {name}"):
+            resume(name, replace(execution, gpus_per_trial=None))
+        assert [(each.gpus_per_trial, each.nodes) for each in given[-2:]] == [(gpus, 2)] * 2
+
+
+def test_a_sweep_that_its_cluster_refuses_leaves_its_name_free(few, execution, monkeypatch):
+    def refuse(execution: ExecutionConfig) -> None:
+        raise ConfigError("cannot be reached", "--address")
+
+    monkeypatch.setattr("ctvr.orchestrator.sweeps.sweep.ray_cluster", refuse)
+    for _ in range(2):
+        refused(lambda: sweep(request(few), execution), where="--address")
+
+
 def test_finished_sweep_waits_for_mlflow(few, execution, monkeypatch):
     planned = plan_sweep(request(few, search={"confirm": 0}), execution)
     outcome = SearchOutcome(2, 2, 0, 0, 0, 9.0)
@@ -388,7 +420,7 @@ def test_finished_sweep_waits_for_mlflow(few, execution, monkeypatch):
 
     monkeypatch.setattr(session, "MLFLOW_SECONDS", 0.0)
     monkeypatch.setattr(Tracker, "flush", lambda self: (0, 4))
-    with pytest.raises(RunsFailed, match="^4 records .*: ctvr sync; ctvr sweep --resume s$"):
+    with pytest.raises(RunsFailed, match="^4 records .*: ctvr runs sync; ctvr sweep --resume s$"):
         _conclude(planned, {"": outcome}, {"": parent}, execution, tracker)
 
 
@@ -451,22 +483,45 @@ def experts_of(point: Mapping[str, int]) -> tuple[int, int]:
     return point["method.num_experts"], point["method.top_k"]
 
 
-def test_a_new_sweep_fills_the_cluster_and_its_request_records_how(few, execution):
+def test_a_new_sweep_fits_the_cluster_and_its_request_records_how(few, execution):
     planned = plan_sweep(request(few, search={"trials": 64}), execution)
-    assert planned.search_config.brackets_at_once == 0
-    filled = planned.with_concurrent_brackets(16)
-    number = brackets_for(planned.search_config, 64, len(planned.stream.tasks), 16)
-    assert filled.search_config.brackets_at_once == filled.request.preset.search["brackets_at_once"] == number > 1
-    assert (
-        plan_sweep(filled.request, execution).with_concurrent_brackets(512).search_config.brackets_at_once == number
-    )  # as a resumed one
-    room = Capacity(16, 0, 16)
-    text = describe_plan(filled, room, 0, replace(execution, gpus_per_trial=0), execution.tracker("small"))
-    assert f"in brackets of 8, {number} brackets at once" in text
+    assert (planned.search_config.lag, planned.search_config.brackets_at_once) == (0, 0)
+    fitted = planned.fit_to(16)
+    assert fitted.search_config.lag == fitted.request.preset.search["lag"] == 23
+    assert plan_sweep(fitted.request, execution).fit_to(512).search_config.lag == 23  # as a resumed one
+    text = described(fitted, execution, 16)
+    assert "64 by grouped_tpe (the first 32 at random)" in text
+    assert "scheduler halving, each trial compared with the 7 before it, lag 23 (points" in text
     assert "; 16 at once" in text
-    few_trials = plan_sweep(request(few, search={"trials": 8}), execution).with_concurrent_brackets(16)
-    text = describe_plan(few_trials, room, 0, replace(execution, gpus_per_trial=0), execution.tracker("small"))
+    assert "  or  " not in text
+    brackets = planned.fit_to(7)
+    number = brackets_for(planned.search_config, 64, len(planned.stream.tasks), 7)
+    assert brackets.search_config.brackets_at_once == brackets.request.preset.search["brackets_at_once"] == number > 1
+    assert f"in brackets of 8, {number} brackets at once" in described(brackets, execution, 7)
+    few_trials = plan_sweep(request(few, search={"trials": 8}), execution).fit_to(16)
+    text = described(few_trials, execution, 16)
+    assert "8 at random, scheduler halving in brackets of 8" in text
     assert "; 8 at once; the cluster can run 16" in text
+    assert "  or  " not in text  # no search of 8 trials learns
+
+
+def described(planned: SweepPlan, execution: ExecutionConfig, places: int) -> str:
+    room = Capacity(places, 0, places)
+    return describe_plan(planned, room, 0, replace(execution, gpus_per_trial=0), execution.tracker("small"))
+
+
+def test_the_plan_of_a_search_on_many_places_has_the_fast_and_the_informed_way(few, execution):
+    planned = plan_sweep(request(few, search={"trials": 64}), execution).fit_to(32)
+    (line,) = [line for line in described(planned, execution, 32).splitlines() if line.startswith("  choice ")]
+    found = re.fullmatch(
+        r"  choice     search.brackets_at_once=7 \(used\): (\S+) x the time of a task, all trials at random; "
+        r"search.lag=23: (\S+) x, 32 of 64 trials informed \(simulated\)",
+        line,
+    )
+    assert found is not None, line
+    assert 2 <= float(found[1]) < float(found[2])
+    fast = plan_sweep(request(few, search={"trials": 64, "brackets_at_once": 7}), execution).fit_to(32)
+    assert "64 at random" in described(fast, execution, 32)
 
 
 def test_a_plan_with_gpus_names_the_memory_of_a_finished_run(few, execution, monkeypatch):
@@ -479,14 +534,12 @@ def test_a_plan_with_gpus_names_the_memory_of_a_finished_run(few, execution, mon
 
 def test_the_plan_describes_confirmation_and_detectable_difference(few, execution):
     planned = plan_sweep(request(few), execution)
-    text = describe_plan(
-        planned, Capacity(2, 0, 2), 0, replace(execution, gpus_per_trial=0), execution.tracker("small")
-    )
+    text = describe_request(planned)
     assert "the best 2 and the recommended settings over 3 new seeds on the same videos" in text
     assert "with 2 queries of 2 val videos in 2 tasks" in text
     off = plan_sweep(request(few, search={"confirm": 0, "scheduler": "none"}), execution)
     text = describe_plan(off, Capacity(2, 0, 2), 0, replace(execution, gpus_per_trial=0), execution.tracker("small"))
-    assert "confirms   nothing: the best trial is accepted without a test" in text
+    assert "confirms   nothing: the best trial is accepted without a test" in describe_request(off)
     assert (
         "8 at random, scheduler none in brackets of 8 (points that train the same model are one trial); 2 at once"
         in text

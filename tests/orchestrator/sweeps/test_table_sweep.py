@@ -11,7 +11,7 @@ from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.sweeps import sweep as jobs
 from ctvr.orchestrator.sweeps.comparison import ConfirmationResult
 from ctvr.orchestrator.sweeps.plan import SweepPlan, SweepRequest, plan_sweep
-from ctvr.orchestrator.sweeps.plan_text import describe_plan
+from ctvr.orchestrator.sweeps.plan_text import describe_plan, describe_request
 from ctvr.orchestrator.sweeps.session import trial_plan
 from ctvr.orchestrator.sweeps.verdict import CONFIRMS
 from ctvr.orchestrator.tables.presets import TablePreset, as_data, parse_preset
@@ -76,6 +76,7 @@ REFUSED: dict[str, tuple[dict[str, object], dict[str, object], str, str]] = {  #
     "value": ({}, WRONG, "row zero_shot", "method.frame_norm: is not one of none, l2 (got 'l3')"),
     "setting": ({"rows": ["lwf"]}, {"method.frame_nom": "l2"}, "row lwf", "method.frame_nom: no such setting"),
     "searcher": ({"search": {"searcher": "bayes"}}, {}, "searcher", "'bayes'"),
+    "timing": ({"search": {"scheduler": "asha"}}, {}, "search.scheduler", "and this table has 2 (got 'asha')"),
     "trials": ({"search": {"trials": "many"}}, {}, "search.trials", "'many'"),
     "protocol": ({"protocol": "cvlm", "stream": "shapes-cvlm"}, {}, "", "--stream: small is evaluated as ctvr"),
 }
@@ -94,7 +95,10 @@ def test_a_table_that_exists_is_not_overwritten(few, execution):
 
 def test_the_plan_of_a_table_describes_its_rows_and_runs(few, execution):
     planned = plan_sweep(request(few), execution)
-    text = describe_plan(planned, Capacity(2, 0, 2), 0, replace(execution, gpus_per_trial=0), execution.tracker("few"))
+    few_tracker, room = execution.tracker("few"), Capacity(2, 0, 2)
+    text = describe_request(planned) + describe_plan(
+        planned, room, 0, replace(execution, gpus_per_trial=0), few_tracker
+    )
     assert "table t: T, on small, 2 tasks" in text
     assert "searched   clip4clip, tvr_plus_cl" in text
     assert "zero_shot, tvr_plus_cl:untrained (not searched)" in text
@@ -103,7 +107,7 @@ def test_the_plan_of_a_table_describes_its_rows_and_runs(few, execution):
     assert "chosen by  R@1 gain over zero-shot on val videos" in text
     assert "all rows over 2 seeds on test videos: 6 runs in one rerun" in text
     cheap = plan_sweep(request(few, preset(search={"trials": 0})), execution)
-    text = describe_plan(cheap, Capacity(2, 0, 2), 0, execution, execution.tracker("few"))
+    text = describe_request(cheap) + describe_plan(cheap, room, 0, execution, few_tracker)
     assert "none: every row runs its listed settings" in text
     assert "chosen by" not in text
 

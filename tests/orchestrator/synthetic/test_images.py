@@ -1,4 +1,4 @@
-"""Painted patterns: no colour identifies the class, pixels do so in part, and each class is drawn as its name says."""
+"""Painted patterns: no color identifies the class, pixels do so in part, and each class is drawn as its name says."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def images() -> list[Tensor]:
 
 
 def told(features: list[Tensor]) -> float:
-    """Return the mean accuracy over tasks of a vote among neighbours; features (TRAIN + TEST, C) of each class."""
+    """Return the mean accuracy over tasks of a vote among neighbors; features (TRAIN + TEST, C) of each class."""
     found = []
     for first in range(0, len(features), 2):
         bank, test = (
@@ -36,7 +36,7 @@ def test_no_colour_tells_the_class_and_pixels_tell_it_in_part(images):
 
 
 def test_classes_differ_in_grey_and_mirrored_images(images):
-    """Changes along x and along y distinguish rows from columns in grey, at every position and mirrored."""
+    """Changes along x and along y distinguish rows from columns in gray, at every position and mirrored."""
     gray = [x.mean(dim=1) for x in images]
     along_x, along_y = ([g.diff(dim=axis).abs().mean(dim=(1, 2)) for g in gray] for axis in (2, 1))
     assert (along_x[0] < along_y[0]).float().mean() > 0.95

@@ -25,7 +25,7 @@ def test_qa_videos_equal_shapes_5_and_answers_are_unique(tmp_path):
                 assert [thing.colour for thing in things if thing.shape == named] == [colour]
                 named = item.captions[1].removeprefix("what is the ").removesuffix(" thing?")
                 assert [thing.shape for thing in things if thing.colour == named] == [shape]
-                if motion == "recolour":  # the main thing has two colours
+                if motion == "recolour":  # the main thing has two colors
                     assert colour == scene.other.colour
                 if motion == "morph":  # or two shapes
                     assert shape == scene.other.shape

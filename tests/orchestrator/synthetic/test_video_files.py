@@ -33,7 +33,7 @@ def test_a_rendered_file_plays_back_what_was_painted(tmp_path, clips):
         played = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(stream)])
         assert stream.average_rate == 12
     assert played.shape == painted.shape == (24, 96, 96, 3)
-    assert np.abs(played.astype(float) - painted).mean() < 6  # colour is stored at half resolution, crf 28
+    assert np.abs(played.astype(float) - painted).mean() < 6  # color is stored at half resolution, crf 28
 
 
 def test_equal_frames_give_equal_bytes(clips):
@@ -134,7 +134,7 @@ def test_without_child_processes_the_rendering_goes_on_here(tmp_path, monkeypatc
         raise shapes_files.BrokenProcessPool("no children here")
         yield
 
-    monkeypatch.setattr(shapes_files, "_in_processes", broken)
+    monkeypatch.setattr(shapes_files, "_render_in_processes", broken)
     clips = [clip for clip, _ in shapes.plan(0)[:16]]
     render_files(tmp_path, clips, workers=2, progress=False)
     assert len(contents(tmp_path)) == 16

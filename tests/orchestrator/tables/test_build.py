@@ -17,7 +17,7 @@ from ctvr.orchestrator.tables.significance import Ranks
 from ctvr.orchestrator.tables.table import Table
 from ctvr.orchestrator.tables.table_columns import TWIN_NOTE
 from ctvr.orchestrator.tables.table_figures import list_drawings, select_curves
-from ctvr.orchestrator.tables.write import write
+from ctvr.orchestrator.tables.write import write, write_slides
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from tests.refusing import refuses
 
@@ -127,6 +127,13 @@ def test_other_settings_are_another_row_and_the_label_tells_them_apart():
     assert {row.label for row in collect(chosen)} == {"lwf (recommended)", "lwf (searched)"}
     many = collect([run(**{"method.weight": w}) for w in ("0.38128931940501426", "2.0")])
     assert {row.label for row in many} == {"lwf (method.weight=0.381)", "lwf (method.weight=2.0)"}
+    trials = [
+        run(tags={"ctvr.number": n}, **{"method.weight": w})
+        for n, w in (("0002", "0.38128931940501426"), ("0010", "2"))
+    ]
+    (table,) = tables(trials)
+    assert {row.label for row in table.rows} == {"lwf (trial 2)", "lwf (trial 10)"}
+    assert {"lwf (trial 2): weight=0.381", "lwf (trial 10): weight=2"} <= set(table.notes)
 
 
 def test_the_upper_bound_is_last_and_zero_shot_first():
@@ -418,11 +425,12 @@ def test_a_table_of_images_counts_accuracy_and_compares_no_ranks():
     assert table.rows[0].values["forgetting"].mean == 5.0
     assert not any(row.vs_best or row.is_reference for row in table.rows)
     assert not any("rank" in mark for row in table.rows for mark in row.marks)
-    assert "accuracy in percent after each task" in curves_html(table)
+    assert "accuracy after each task, over all videos so far, in percent" in curves_html(table)
     said = " ".join(f"{title} {panel.y}" for _, title, panels in list_drawings(table) for panel in panels)
     assert "accuracy after each task" in said
     assert "R@1" not in said
     assert progress_text({"stream/knn/accuracy": 60.0}) == "accuracy 60.00"
+    assert "forgetting 0.00" in progress_text({"stream/t2v/r1": 5.0, "stream/t2v/bwf": -8.9e-16})
 
 
 # --- files
@@ -443,6 +451,24 @@ def test_tables_and_figures_are_written_whole(tmp_path):
         assert path.read_bytes().startswith(b"\x89PNG" if path.suffix == ".png" else b"%PDF")
     again = [path.read_bytes() for path in write(tables(records), tmp_path / "again")]
     assert again == [path.read_bytes() for path in paths]
+
+
+@pytest.mark.slow
+def test_figures_for_slides_are_equal_svg_and_pdf_files(tmp_path):
+    record = run("lwf")
+    del record.metrics["task_01/t2v/r1"], record.metrics["task_01/t2v/r1_own"]
+    made = tables([record])
+    paths = write_slides(made, tmp_path / "a")
+    assert [path.name for path in paths][:2] == ["msrvtt-10_r1.svg", "msrvtt-10_r1.pdf"]
+    assert paths[0].read_bytes().startswith(b"<?xml")
+    again = write_slides(made, tmp_path / "b")
+    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in paths]
+
+
+def test_slides_are_refused_where_a_file_is(tmp_path):
+    (tmp_path / "file").write_text("")
+    with refuses(f"--figures {tmp_path / 'file'}", remedy=True):
+        write_slides(tables([run()]), tmp_path / "file")
 
 
 def test_the_matrices_are_means_over_seeds():
@@ -471,3 +497,11 @@ def test_oracle_rows_are_neither_bold_nor_compared():
     assert any(note.startswith("Oracle: the task of each caption is given") for note in table.notes)
     (plain,) = tables([run("lwf"), run("zscl")])
     assert not any(column.key.startswith("oracle") for column in plain.columns)
+
+
+def test_the_galleries_are_the_distinct_videos_of_each_task():
+    record = run()
+    of = dict.fromkeys(("a#0", "a#1", "b#0", "c#0"), 1.0)
+    ranks = Ranks(of, {"a#0": 0, "a#1": 0, "b#0": 1, "c#0": 1})
+    assert tables([record], {record.run_id: ranks})[0].galleries == (1, 2)
+    assert tables([record])[0].galleries == ()

@@ -174,15 +174,15 @@ def test_stream_settings_override_row_and_table_settings():
 
 
 BROKEN: dict[str, tuple[object, str]] = {  # id -> data of a file, or its text; a part of what is said
-    "a list": ([], "is not a table. Write an object with title"),
+    "a list": ([], "is not a table. Use an object with title"),
     "rows are none": ({**GOOD, "rows": {}}, "is not a table"),
     "no row": ({**GOOD, "rows": []}, "rows: is empty"),
     "a row twice": ({**GOOD, "rows": ["lwf", "lwf"]}, "lwf is listed 2 times"),
-    "a number": ({**GOOD, "rows": [3]}, "rows[1]: is 3. Write a method's name"),
-    "a key of a row": ({**GOOD, "rows": [{"nam": "lwf"}]}, "rows[1].nam: no such setting. Write rows[1].name=lwf."),
+    "a number": ({**GOOD, "rows": [3]}, "rows[1]: is 3. Use a method's name"),
+    "a key of a row": ({**GOOD, "rows": [{"nam": "lwf"}]}, "rows[1].nam: no such setting. Use rows[1].name=lwf."),
     "searched": ({**GOOD, "rows": [{"name": "lwf", "searched": "perhaps"}]}, "rows[1].searched: is not"),
     "protocol": ({**GOOD, "protocol": "other"}, "protocol: is not one of"),
-    "a key": ({**GOOD, "titel": "x"}, "titel: no such setting. Write title=x."),
+    "a key": ({**GOOD, "titel": "x"}, "titel: no such setting. Use title=x."),
     "no rows": ({"title": "x"}, "is required"),
     "no title": ({**GOOD, "title": ""}, "title: is empty"),
     "no JSON": ("{", ""),

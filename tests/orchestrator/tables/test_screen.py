@@ -67,3 +67,18 @@ def test_pairs_are_lines_with_the_reasons_of_rows_that_are_left_out():
     assert "lwf - lora  -2.00 [-3.00, -1.00] p=0.010*\n" in text
     assert "dsl: not compared: transductive." in text
     assert "No two rows can be compared." in pairs_text(Table("s", COLUMNS, rows), [], {})
+
+
+def test_a_note_of_all_rows_has_no_letter_and_numbers_have_four_digits():
+    long = "matches the release " * 20
+    rows = (
+        row("lwf", 100.0, marks=("val", long)),
+        row("lora", 126.0, marks=("val", "method.lr 5.176340429875838e-06")),
+    )
+    text = to_text(Table("s", COLUMNS, rows), 200)
+    assert "All rows: val" in text
+    assert "[a] method.lr 5.176e-06" in text
+    names = [line.partition("  ")[0].strip() for line in text.splitlines()]
+    assert {"lwf", "lora [a]"} <= set(names)
+    assert "100.0±0.3 " in text
+    assert long[:40] not in text

@@ -11,7 +11,7 @@ import pytest
 from ctvr.orchestrator.pages.report import table_html
 from ctvr.orchestrator.tables.formats import Footnotes, latex_text, to_csv, to_latex, to_markdown
 from ctvr.orchestrator.tables.screen import to_text
-from ctvr.orchestrator.tables.table import Column, Row, Table, Value, number
+from ctvr.orchestrator.tables.table import Column, Difference, Row, Table, Value, number
 
 COLUMNS = (Column("r1", "R@1", "up"), Column("bwf", "BWF", "down"), Column("params_m", "Params (M)"))
 NASTY = "a_b & 50% #1 $x$ {y} ~ ^ \\ | <i> *z* `c` [d]\nnext"
@@ -117,7 +117,9 @@ def test_a_single_row_wins_nothing():
 def test_latex_has_the_same_cells_and_balanced_braces(table):
     text = to_latex(table)
     assert r"\toprule" in text
-    assert r"framefusion\_moe\textsuperscript{b} & \textbf{25.87{\scriptsize$\pm$0.33}}" in text
+    assert r"FrameFusionMoE\textsuperscript{b} & \textbf{25.87{\scriptsize$\pm$0.33}}" in text
+    assert "\\caption{Text-to-video retrieval on msrvtt-10.}\n\\label{tab:msrvtt-10}" in text
+    assert r"\begin{table}[t]" in text
     assert r"\textbf{$-$0.45{\scriptsize$\pm$0.20}}" in text
     assert text.count("{") == text.count("}")
     body = text.partition(r"\midrule")[2].split(r"\bottomrule")[0].strip().splitlines()
@@ -128,6 +130,23 @@ def test_latex_has_the_same_cells_and_balanced_braces(table):
         r"\midrule",
         r"\multicolumn{5}{l}{\textit{Trains on all tasks at once}} \\",
     ]
+
+
+def test_latex_prints_minus_signs_in_differences():
+    worse = replace(row("lwf", 24.0), vs_best=Difference(-2.0, -3.0, 1.5, 0.2))
+    text = to_latex(Table("s", COLUMNS, (replace(row("dsl", 26.0), is_reference=True), worse)))
+    assert "$-$2.00 [$-$3.00, 1.50] p=0.200 & 3" in text
+
+
+def test_latex_says_shared_notes_once_and_long_ones_in_comments():
+    long = "matches the release\n" * 20
+    rows = (row("lwf", 123.456, marks=("val", long)), row("dsl (trial 2)", 99.5, marks=("own", "val")))
+    text = to_latex(Table("s", COLUMNS, rows, ("lr 5.176340429875838e-06",)))
+    assert r"LwF & \textbf{123.5{\scriptsize$\pm$0.3}}" in text
+    assert r"DSL (trial 2)\textsuperscript{a} & 99.50" in text
+    assert r"All rows: val\par" in text
+    assert r"lr 5.176e-06\par" in text
+    assert [line for line in text.splitlines() if "release" in line] == [f"% lwf: {' '.join(long.split())}"]
 
 
 def test_no_text_becomes_markup_or_a_command():

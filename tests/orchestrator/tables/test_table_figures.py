@@ -42,6 +42,8 @@ def test_forgetting_is_learned_score_minus_final_score():
     panels = drawn(run())["forgetting"]
     assert [point[:2] for point in panels[0].lines[0].points] == [(1, 60.0), (2, 58.0)]
     assert [point[:2] for point in panels[-1].lines[0].points] == [(2, 2.0)]
+    low, high = panels[-1].between
+    assert low < -1 < 2 < high
 
 
 def test_the_figure_for_cvlm_shows_learned_and_final_r1():
@@ -57,6 +59,7 @@ def test_plasticity_is_over_zero_shot_and_needs_its_row():
     zero.metrics["task_02/t2v/r1_own"] = [(2, 40.0)]
     (panel,) = drawn(run(), zero)["plasticity"]
     assert {line.label: [point[:2] for point in line.points] for line in panel.lines} == {"lwf": [(1, 0.0), (2, 5.0)]}
+    assert panel.bars
     assert "plasticity" not in drawn(run())
 
 

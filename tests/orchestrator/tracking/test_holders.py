@@ -72,7 +72,7 @@ def test_a_run_without_a_holder_cannot_be_judged(tags):
 @pytest.mark.parametrize(("first", "gone"), [("pid:[2]", True), ("pid:[9]", False)])
 def test_a_restart_ends_processes_of_the_machine_and_not_of_containers(monkeypatch, first, gone):
     monkeypatch.setattr(holders, "_FIRST_NAMESPACE", first)
-    monkeypatch.setattr(holders, "_place", lambda: ("host", "machine", "now", "pid:[2]"))
+    monkeypatch.setattr(holders, "_identify_machine", lambda: ("host", "machine", "now", "pid:[2]"))
     assert is_gone(other(boot="before")) is gone
 
 
@@ -82,6 +82,6 @@ def test_a_system_without_process_information_gives_no_tag(monkeypatch):
     def unknown(*given):
         raise FileNotFoundError
 
-    monkeypatch.setattr(holders, "_place", unknown)
+    monkeypatch.setattr(holders, "_identify_machine", unknown)
     assert holder_tags() == {}
     assert not is_gone(tags)

@@ -34,10 +34,13 @@ def test_the_tags_of_parents_notes_and_sources_are_still_called_so():
     assert (*internals.SOURCE.values(), internals.USER) == (*source, tags.MLFLOW_USER)
 
 
-def test_mlflow_still_uses_these_names_of_saved_views():
+def test_mlflow_still_uses_these_names_of_saved_views_and_choices():
     folder = Path(importlib.import_module("mlflow.server").__file__).parent / "js" / "build" / "static" / "js"
     told = b"".join(file.read_bytes() for file in folder.glob("*.js"))
-    for name in (f'"{internals.VIEW}"', f'"{internals.VIEW_ASKED}"', '"columnOrder","columnWidths"', '"Run Name"'):
+    stored = [f'"{key.removesuffix("_v1")}"' for key in internals.FIRST_CHOICES]
+    charts = '"compareRunCharts","compareRunSections"'
+    view = f'"{internals.VIEW}"', f'"{internals.VIEW_ASKED}"', '"columnOrder","columnWidths"', '"Run Name"', charts
+    for name in (*view, *stored):
         assert name.encode() in told
 
 

@@ -31,7 +31,7 @@ JUNK: list[Any] = [True, -1.5, 1e308, 10**30, "\0", "x" * 5000, [], [[]], {"": 0
 
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_an_artifact_outside_of_its_folder_is_refused(name):
-    for message in (TEXT, {"op": "heatmap", "matrix": [[1.0]]}):
+    for message in (TEXT, {"op": "heatmap", "matrices": {"own": [[1.0]]}}):
         with pytest.raises(BadRecord, match="name ="):
             check({**message, "name": name})
     if name:
@@ -43,7 +43,7 @@ def test_our_own_records_pass_the_check():
     for message in (OPEN, METRICS, CLOSE, TEXT, {"op": "files", "path": "x", "into": ""}):
         check(message)
     check({"op": "metrics", "values": [[0, "a", float("nan")], [2, "b", 3]], "time": 0})
-    check({"op": "heatmap", "name": "matrices/own", "matrix": [[1.0, None], []]})
+    check({"op": "heatmap", "name": "matrices/own", "matrices": {"own": [[1.0, None], []]}})
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

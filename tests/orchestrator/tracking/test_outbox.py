@@ -48,7 +48,7 @@ def test_a_failure_warns_once_and_keeps_the_order(office, caplog):
         for n in range(3):
             courier.deliver("run", record(n))
     assert [r.levelname for r in caplog.records] == ["WARNING"]
-    assert "ctvr sync" in caplog.text
+    assert "ctvr runs sync" in caplog.text
     server.up = True
     courier.deliver("run", record(3), now=True)
     assert [n for _, n in server.got] == [0, 1, 2, 3]

@@ -16,7 +16,7 @@ from mlflow.store.db.utils import _get_alembic_config
 from mlflow.store.tracking.dbmodels.initial_models import Base
 
 from ctvr.orchestrator.tracking.internals import SCHEMA
-from ctvr.orchestrator.tracking.readable import _copied, _prepare_in_place, readable_uri
+from ctvr.orchestrator.tracking.readable import _make_copy, _prepare_in_place, readable_uri
 from ctvr.orchestrator.tracking.server import create_database, new_client
 from tests.refusing import refuses
 
@@ -55,9 +55,9 @@ def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OldDatabase
     (tmp_path / "copies").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "copies"))
     monkeypatch.setattr(logging.getLogger("alembic"), "disabled", True)
-    _copied.cache_clear()
+    _make_copy.cache_clear()
     yield OldDatabase(tmp_path / "mlflow.db")
-    _copied.cache_clear()
+    _make_copy.cache_clear()
 
 
 def names(uri: str) -> list[str]:

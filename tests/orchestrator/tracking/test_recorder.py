@@ -13,6 +13,7 @@ from ctvr.orchestrator.learning.run.factory import load_trained
 from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Stream
+from ctvr.orchestrator.tracking.internals import NOTE
 from ctvr.orchestrator.tracking.recorder import Recorder
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker, create_store
@@ -85,10 +86,15 @@ def test_a_complete_run_has_settings_metrics_and_files(recorded):
     assert steps["stream/t2v/r1"] == steps["cost/seconds_task"] == [1, 2, 3]
     assert steps["task_03/t2v/r1"] == [3]
     assert len(steps["train/loss/contrastive"]) == 3 * 2  # tasks x epochs
+    rows_of_own = json.loads(tracker.download(whole.run_id, "matrix_own.json").read_text())
     for name in ("own", "union"):
         rows = json.loads(tracker.download(whole.run_id, f"matrix_{name}.json").read_text())
         assert [len(row) for row in rows] == [1, 2, 3]
-        assert tracker.download(whole.run_id, f"matrix_{name}.png").stat().st_size > 0
+    assert tracker.download(whole.run_id, "matrices.png").stat().st_size > 0
+    note = whole.tags[NOTE]
+    assert f"R@1 {whole.metrics['stream/t2v/r1'][-1][1]:.2f}" in note.splitlines()[0]
+    assert f"| task 3 | {' | '.join(f'&ensp;{value:.1f}' for value in rows_of_own[-1])} |" in note
+    assert f"`ctvr runs show {whole.run_id[:8]}`" in note
     assert json.loads(tracker.download(whole.run_id, "config.json").read_text())["method.lr"] == 4e-6
     ranks = json.loads(tracker.download(whole.run_id, "ranks.json").read_text())
     assert len(ranks["query ids"]) == len(ranks["ranks"]) > 0

@@ -199,7 +199,7 @@ def test_artifacts_come_back_as_they_were(tracker, tmp_path):
     tracker.log_artifacts(run, folder, "model")
     tracker.log_artifacts(run, [folder / "model.safetensors"])
     tracker.log_json(run, "ranks", {"ranks": [1, 2.5]})
-    tracker.log_heatmap(run, "matrices/own", [[50.0], [40.0, None], [30.0, math.nan, 20.0]])
+    tracker.log_heatmap(run, "matrices/own", {"own": [[50.0], [40.0, None], [30.0, math.nan, 20.0]], "union": [[5.0]]})
     tracker.log_environment(run)
     assert (tracker.download(run, "model") / "model.safetensors").read_bytes() == b"\0\1\2"
     assert tracker.download(run, "model.safetensors").read_bytes() == b"\0\1\2"
@@ -233,7 +233,7 @@ def test_artifacts_are_written_where_modes_and_times_cannot_be_set(tracker, tmp_
         tracker.log_artifacts(run, tmp_path / "made", into="folder")
         tracker.log_artifacts(run, [tmp_path / "made/below/a.txt"])
         tracker.log_text(run, "texts/b.txt", "\u00e9\r\n")
-        tracker.log_heatmap(run, "matrix_own", [[1.0]])
+        tracker.log_heatmap(run, "matrices", {"own": [[1.0]]})
     Tracker(tracker.uri, tmp_path).flush()
     tracker.close(run)
     assert read(tracker, run).status == "FINISHED"
@@ -276,7 +276,7 @@ def test_a_sweep_recorded_while_nothing_answers_arrives_whole(tracker, store, tm
     )
     assert run.startswith("offline-")
     tracker._sender._client = online
-    other = Tracker(store[0], tmp_path)  # another process: `ctvr sync`
+    other = Tracker(store[0], tmp_path)  # another process: `ctvr runs sync`
     sent, left = other.flush()
     assert (sent, left) == (5, 0)
     (record,) = other.find_runs(sweep="offline-sweep")

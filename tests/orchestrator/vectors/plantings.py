@@ -28,7 +28,7 @@ class Pipeline:
     sampling: str = "uniform"  # uniform: middles of equal parts; head: the first frames
     channels: str = "rgb"  # rgb, bgr
     resize: str = "area"  # area, bilinear, nearest
-    crop: float = 1.0  # share of each side that a centre crop keeps
+    crop: float = 1.0  # share of each side that a center crop keeps
     pixels: str = "standard"  # standard: (x / 255 - mean) / std; plain: x / 255
     pooling: str = "mean"  # mean, max, first, last
     prefix: str = ""  # before each text
@@ -40,9 +40,9 @@ class Pipeline:
     replaced: bool = False  # another model of the same size
     rotation: int = 0  # seed of an orthogonal matrix in the last projection; 0: none
     keep: int = 0  # leading dimensions that are kept; 0: all
-    centre: float = 0.0  # share of the mean of a reference set that is subtracted before normalisation
+    centre: float = 0.0  # share of the mean of a reference set that is subtracted before normalization
     whiten: bool = False  # divide by the standard deviation of a reference set, per dimension
-    scale: float = 1.0  # factor of all vectors, after normalisation
+    scale: float = 1.0  # factor of all vectors, after normalization
     norm: str = "unit"  # unit, none
     compute: str = "float32"  # float32, bfloat16: of the towers
     store: str = "float32"  # float32, float16, bfloat16
@@ -81,7 +81,7 @@ OPEN = (
         lambda rng: {"store": "float16", "scale": float(_one(rng, 3e4, 5e4, 8e4))},
         {"norm": "none"},
     ),
-    Kind("centre crop", ("crop",), lambda rng: {"crop": float(rng.uniform(0.75, 0.9))}),
+    Kind("center crop", ("crop",), lambda rng: {"crop": float(rng.uniform(0.75, 0.9))}),
     Kind("bfloat16", ("bf16",), lambda rng: _one(rng, {"store": "bfloat16"}, {"compute": "bfloat16"})),
     Kind("other scale", ("scale",), lambda rng: {"scale": float(_one(rng, 0.01, 10.0, 100.0))}),
     Kind("rotated basis", ("rotated",), lambda rng: {"rotation": int(rng.integers(1, 1000))}),
@@ -92,7 +92,7 @@ OPEN = (
 )
 HELD_OUT = (
     Kind("nearest resize", ("crop",), lambda rng: {"resize": "nearest"}),
-    Kind("pixels not standardised", ("crop",), lambda rng: {"pixels": "plain"}),
+    Kind("pixels not standardized", ("crop",), lambda rng: {"pixels": "plain"}),
     Kind("first frames only", ("frames",), lambda rng: {"sampling": "head", "frames": _one(rng, 8, 12)}),
     Kind("last frame", ("pooling", "frames"), lambda rng: {"pooling": "last"}),
     Kind("prompt after the text", ("prompt",), lambda rng: {"suffix": _one(rng, ", a video", " in a short clip")}),
@@ -108,7 +108,7 @@ HELD_OUT = (
         ("revision",),
         lambda rng: {"noise": float(rng.uniform(0.03, 0.1)), "noisy": _one(rng, "videos", "texts")},
     ),
-    Kind("standardised dimensions", ("basis", "rotated"), lambda rng: {"whiten": True, "norm": "none"}),
+    Kind("standardized dimensions", ("basis", "rotated"), lambda rng: {"whiten": True, "norm": "none"}),
 )
 
 

@@ -1,4 +1,4 @@
-"""The canary inputs: the same on every machine, and each with the partner by which a cause is recognised."""
+"""The canary inputs: the same on every machine, and each with the partner by which a cause is recognized."""
 
 import hashlib
 import json

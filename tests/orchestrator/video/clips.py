@@ -27,7 +27,7 @@ def write_video(
     pixels: str = "yuv420p",
     **options: str,
 ) -> Path:
-    """Write 160x96 frames at 25 fps, with a key frame every 12; a grey level encodes the frame number (see
+    """Write 160x96 frames at 25 fps, with a key frame every 12; a gray level encodes the frame number (see
     `read_number`).
 
     `times` replaces the frames' positions on the 1/25 s grid, for a variable frame rate; `pixels` is the encoder's

@@ -76,9 +76,9 @@ TRAITS = {
     "odd": "127x95",
     "one": "one frame",
     "piped": "written to a pipe, so without duration and index (MP4 as fragments)",
-    "10 bit": "10 bits a colour",
+    "10 bit": "10 bits a color",
     "interlaced": "coded as fields",
-    "full": "full range of colours",
+    "full": "full range of colors",
     "copied": "copied from a container without presentation times, so packets have those of decoding",
     "cover": "with a cover picture as another stream, which is the first one where the container permits",
 }
@@ -338,10 +338,11 @@ Made with PyAV {pyav} (FFmpeg {ffmpeg}).
 - ≈ frames are right. The file does not contain the time of each frame, so times and segments are estimates.
 - – cannot be made here, see below.
 
-Streams without a container (H.264, HEVC, MPEG-1, -2 and -4) are read at their rate, and DV by its own times. A delay
-of 0 in a GIF is 0.1 s, as in browsers. Files of other containers or codecs, and damaged files, are refused in one
-line with the reason and the command that converts them. A WebP and a sound file with a cover picture are refused, too.
-`ctvr frames FILE` reports how a file is read ([usage.md](usage.md)).
+A stream without a container (H.264, HEVC, MPEG-1, -2 and -4) does not store frame times, so they are computed from its
+frame rate. For a DV stream, the times that FFmpeg reports are used. A delay of 0 in a GIF is 0.1 s, as in browsers.
+Files of other containers or codecs, and damaged files, are refused in one line with the reason and the command that
+converts them. A WebP and a sound file with a cover picture are refused, too.
+`ctvr streams frames FILE` reports how a file is read ([own-videos.md](own-videos.md#check-videos)).
 
 """
 

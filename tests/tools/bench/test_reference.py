@@ -6,6 +6,7 @@ import torch
 from ctvr.methods.backbone.architectures import TINY
 from ctvr.methods.backbone.load import load_backbone
 from ctvr.methods.base import Batch, Method
+from ctvr.methods.layers.experts import drop_unchosen
 from ctvr.orchestrator.learning.training.unique_videos import Losses
 from tools.bench.paths import repeating
 from tools.bench.reference import as_released, nothing_known, with_plain_attention
@@ -17,6 +18,7 @@ def step(method: Method, batch: Batch) -> dict[str, torch.Tensor]:
     method.train()
     torch.manual_seed(0)  # the router's noise and dropout
     torch.stack(list(Losses(method)(batch).values())).sum().backward()
+    drop_unchosen(method)
     return {name: p.grad for name, p in method.named_parameters() if p.grad is not None}
 
 

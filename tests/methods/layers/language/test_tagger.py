@@ -2,7 +2,7 @@ import pytest
 
 from ctvr.methods.layers.language.tagger import AUXILIARY, NOUN, OTHER, VERB, base_form, kind_of, tag
 
-# Written and labelled by hand for this test, in the manner of MSR-VTT; the last lines are the embedded stream's.
+# Written and labeled by hand for this test, in the manner of MSR-VTT; the last lines are the embedded stream's.
 # N noun, V verb, X auxiliary; a word without a label is neither.
 CAPTIONS = """
 a boy/N is/X performing/V for an audience/N

@@ -57,5 +57,5 @@ def test_a_block_takes_it_by_its_seam_alone(small_clip, batch):
     seams = [BlockSeams(mix=mix), *[BlockSeams()] * (len(tower.blocks) - 1)]
     torch.testing.assert_close(tower(batch.frames, seams), plain, rtol=1e-4, atol=1e-5)
     assert calls == [None]
-    with pytest.raises(ValueError, match="both parts replace the attention of block 0"):
+    with pytest.raises(ValueError, match="two plug-ins replace the attention of block 0"):
         combine(seams, seams)

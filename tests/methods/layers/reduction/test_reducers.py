@@ -205,7 +205,7 @@ def test_a_schedule_that_does_not_fit_the_tower_is_refused(small_clip, values):
     refused(lambda: SCHEDULES[values](small_clip), *values.split(), kind=ValueError)
 
 
-# ------------------------------------------------------------------------------------- behaviour
+# ------------------------------------------------------------------------------------- behavior
 
 
 def test_the_tower_logs_what_the_schedule_says(small_clip):

@@ -158,7 +158,7 @@ def test_the_memory_keeps_numbers_and_reads_the_pairs_again():
     memory = ReplayBuffer(4)
     memory.write(make_task(0), pairs(0, 7))
     assert sum(buffer.numel() for buffer in memory.buffers()) == 4 * 4 + 1  # no frame among them
-    with pytest.raises(ValueError, match=r"cannot be replayed without its pairs: call set_pair_source\(\) first"):
+    with pytest.raises(ValueError, match=r"no source to read pairs from. Call set_pair_source\(\) first"):
         memory.batch(torch.arange(4))
     memory.source = Numbered()
     batch = memory.batch(torch.tensor([3, 1]))
@@ -174,7 +174,7 @@ def test_the_memory_keeps_numbers_and_reads_the_pairs_again():
 
 
 def test_pairs_without_numbers_are_refused():
-    with pytest.raises(ValueError, match=r"these have none: set Batch\.pair_ids"):
+    with pytest.raises(ValueError, match=r"this batch lacks. Set Batch\.pair_ids"):
         ReplayBuffer(4).write(make_task(), [replace(pairs(0, 3)[0], pair_ids=None)])
 
 

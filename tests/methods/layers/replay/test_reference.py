@@ -59,7 +59,7 @@ def test_a_folder_of_images_with_captions_is_read(clip, tmp_path):
     assert len(reference.tokens) == 3
     images = reference.images([1, 0, 1], CPU)
     assert images.shape == (3, 1, 3, 32, 32)
-    torch.testing.assert_close(images[0, 0, :, 5, 5], torch.tensor([-2.0, 2.0, -2.0]))  # green, normalised
+    torch.testing.assert_close(images[0, 0, :, 5, 5], torch.tensor([-2.0, 2.0, -2.0]))  # green, normalized
     assert torch.equal(images[0], images[2])
 
 

@@ -1,4 +1,4 @@
-"""Ages of a gallery: the worked example of the definitions, their invariants, and runs that must agree to the bit."""
+"""Ages of a gallery: the worked example of the definitions, their invariants, and runs that must be bit-identical."""
 
 import json
 from dataclasses import replace

@@ -96,7 +96,7 @@ def test_a_saved_model_is_read_back(tmp_path):
 
 
 def test_a_folder_without_a_model_says_so(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"model.safetensors: no such file. Give a folder"):
+    with pytest.raises(FileNotFoundError, match=r"model.safetensors: no such file. Pass a folder"):
         read_model(tmp_path)
 
 

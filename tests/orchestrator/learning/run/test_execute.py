@@ -23,7 +23,7 @@ def test_a_run_sets_its_device_up_and_says_where_it_will_not_repeat(manifest, sm
         with refuses(where="workers"):
             execute(resolve({**settings, **more}, small_stream.settings), RunPaths(runs), Crowd(0, 6))
     assert seen == [(torch.device("cpu"), True, "fp32"), (torch.device("cpu"), False, "fp32")]
-    assert "deterministic=false: on a GPU, repeated and resumed runs give different numbers" in caplog.text
+    assert "deterministic=false: on a GPU, repeated and resumed runs give different results" in caplog.text
 
 
 @pytest.mark.parametrize("where", ["zero_shot_curve", "_to_the_end"])

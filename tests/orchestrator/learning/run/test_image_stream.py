@@ -1,4 +1,4 @@
-"""Streams of labelled images: the same loop, commits and settings, with nearest neighbours instead of a search."""
+"""Streams of labeled images: the same loop, commits and settings, with nearest neighbors instead of a search."""
 
 import json
 import math
@@ -31,7 +31,7 @@ TRAIN, TEST = 5, 4
 
 @pytest.fixture(scope="module")
 def manifest(tmp_path_factory) -> str:
-    """Two tasks of two classes of coloured noise, of 8 pixels per side."""
+    """Two tasks of two classes of colored noise, of 8 pixels per side."""
     folder = tmp_path_factory.mktemp("images")
     random, tasks = np.random.default_rng(3), []
     for number in range(2):

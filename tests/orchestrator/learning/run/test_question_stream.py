@@ -34,7 +34,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def manifest(tmp_path_factory) -> Path:
-    """Two tasks of one colour each, with two questions per video; one test answer never occurs in training."""
+    """Two tasks of one color each, with two questions per video; one test answer never occurs in training."""
     folder = tmp_path_factory.mktemp("asked")
     file = write_stream(folder, num_tasks=2, has_val=False)
     text = json.loads(file.read_text()) | {"name": "asked", "protocol": "qa"}
@@ -134,7 +134,7 @@ def test_a_question_has_its_own_video_and_no_later_answer_is_ranked(manifest, wh
         )  # type: ignore[arg-type]
         answers[task] = PROTOCOLS["qa"].measure(context)
         assert method.asked == sizes
-    # Of each video its colour is asked, and what for ("test", then "train" twice). Ranked are red, train of task 1,
+    # Of each video its color is asked, and what for ("test", then "train" twice). Ranked are red, train of task 1,
     # green, train of task 2, and train, red, green of both: so many of six answers are right
     assert answers[0].own == answers[0].union == [pytest.approx(100 * 3 / 6)]
     assert answers[1].own == pytest.approx([100 * 3 / 6, 100 * 3 / 6])
@@ -164,7 +164,7 @@ def changed(manifest: Path, tmp_path: Path, **fields: object) -> Path:
     ("fields", "said"),
     [
         ({"answers": None}, "field 'answers' is missing"),
-        ({"answers": ["red"]}, "answers: has 1 for 2 questions. Give one per question."),
+        ({"answers": ["red"]}, "answers: has 1 for 2 questions. Use one per question."),
         ({"answers": ["red", ""]}, r"answers\[1\]: is empty"),
         ({"twin": "red_train_1"}, "unknown field 'twin'"),
     ],

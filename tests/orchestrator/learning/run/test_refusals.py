@@ -75,7 +75,7 @@ CONFIGS: dict[str, tuple[type, dict[str, object], list[str]]] = {  # part of the
     "at most 1 or a whole number of steps": (OptimConfig, {"warmup": 1.5}, ["warmup"]),
     "grad_clip": (OptimConfig, {"grad_clip": 0.0}, ["grad_clip"]),
     "momentum must be in": (OptimConfig, {"momentum": 1.0}, ["momentum"]),
-    "does not fall to it": (OptimConfig, {"schedule": "constant", "final_share": 0.1}, ["final_share", "schedule"]),
+    "is not used by": (OptimConfig, {"schedule": "constant", "final_share": 0.1}, ["final_share", "schedule"]),
     "in (0, 1], got 0.0": (EvaluationConfig, {"knn_share": 0.0}, ["knn_share"]),
     "in (0, 1], got -0.1": (EvaluationConfig, {"knn_share": -0.1}, ["knn_share"]),
     "in (0, 1], got 1.5. Use 0.02, or none": (EvaluationConfig, {"knn_share": 1.5}, ["knn_share"]),

@@ -1,4 +1,4 @@
-"""A saved model runs with the activation, normalisation and resizing that belong to its weights."""
+"""A saved model runs with the activation, normalization and resizing that belong to its weights."""
 
 import json
 import re

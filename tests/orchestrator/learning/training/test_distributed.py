@@ -190,7 +190,7 @@ def test_wrong_trains_all_is_named_in_the_first_step():
     method.used(torch.ones(2)).sum().backward()
     with pytest.raises(
         ContractViolation,
-        match=r"a step gives 0\.idle\.weight no gradient, and Routed declares .*: return Capabilities\(uses_all",
+        match=r"a step does not give 0\.idle\.weight a gradient, but Routed declares .*: return Capabilities\(uses_all",
     ):
         optimizer.step()
     method.idle(torch.ones(2)).sum().backward()

@@ -101,7 +101,7 @@ def test_batches_of_a_step_are_one_large_batch(name, more):
 
 @pytest.mark.parametrize("limit", [1, 4000, grad_cache.BUCKET])
 def test_workers_average_gradients_in_buckets(limit, monkeypatch):
-    """The other worker has the same gradients, so their mean equals them bit for bit."""
+    """The other worker has the same gradients, so their mean is bit-identical to them."""
     alone = made("clip4clip").eval()
     together, batches = copy.deepcopy(alone), parts(make_batch(8, frames=4, seed=5), 4, 4)
     backward(alone, batches, nullcontext)

@@ -16,6 +16,7 @@ from ctvr.orchestrator.learning.training.loop import Loop, LoopConfig
 from ctvr.orchestrator.settings.evaluation_config import EvaluationConfig
 from ctvr.orchestrator.settings.optim_config import OptimConfig
 from ctvr.orchestrator.settings.resolve import resolve
+from tests.hooked_method import Hooked
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def make_loop(small_stream, runs):
 
     def make(cls: type[Clip4Clip], key: str, seed: int = 0, **optim: object) -> Loop:
         method = cls(Clip4ClipConfig(), load_backbone("tiny-clip", "shipped"))
-        made = LoopConfig(OptimConfig(epochs=0, **optim), EvaluationConfig(), seed)
+        made = LoopConfig(OptimConfig(**{"epochs": 0, **optim}), EvaluationConfig(), seed)
         return Loop(method, data, made, Commits(store, key))
 
     return make
@@ -78,3 +79,20 @@ def test_the_setting_checkpoints_activations_and_is_no_part_of_the_key(make_loop
         given = {"method": "clip4clip", "stream": "s", "optim.activation_checkpointing": is_on}
         keys.add(resolve(given).key(small_stream))
     assert len(keys) == 1
+
+
+def test_a_task_is_read_before_its_training_and_each_step_knows_its_position(make_loop):
+    """The tasks have 8 pairs and batches of 4. A resumed run repeats neither call for finished tasks."""
+    whole = make_loop(Hooked, "hooked", epochs=2)
+    whole.run(until=1)
+    first = [(each.step, each.steps, each.epoch, each.epochs) for each in whole.method.positions]
+    assert first == [(0, 4, 0, 2), (1, 4, 0, 2), (2, 4, 1, 2), (3, 4, 1, 2)]
+    assert whole.method.calls.tolist() == [1, 4]
+    resumed = make_loop(Hooked, "hooked", epochs=2)
+    resumed.run(until=2)
+    assert resumed.method.calls.tolist() == [2, 8]
+    assert len(resumed.method.positions) == 4
+    unbroken = make_loop(Hooked, "unbroken", epochs=2)
+    unbroken.run(until=2)
+    mine, others = resumed.method.state_dict(), unbroken.method.state_dict()
+    assert all(torch.equal(mine[name], others[name]) for name in others)

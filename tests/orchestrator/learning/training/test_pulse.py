@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ctvr.orchestrator.learning.training.pulse import Peer, Pulse, record_position
+from ctvr.orchestrator.learning.training.pulse import NO_PROGRESS, Peer, ProgressWatch, Pulse, report_progress
+from ctvr.orchestrator.processes import beat, record_position
 from tests.workers.still import named_by_the_other, slow_first
 
 EVERY, STILL = 0.05, 0.5
@@ -98,3 +99,41 @@ def test_a_stopped_process_of_two_is_named_and_a_slow_first_one_is_not():
         (seconds,) = named_by_the_other(rank, times=1)
         assert seconds is not None
     assert slow_first(seconds=3.0, times=1) == []
+
+
+def text(beats: int, process: str = "host 1", can_pause: bool = True) -> str:
+    return json.dumps([process, beats, f"task_01, epoch 1, step {beats}", can_pause])
+
+
+def test_a_trial_without_progress_is_named_once_and_again_when_it_resumes():
+    watch = ProgressWatch(0.0)
+    assert [watch.look(text(1), at) for at in (10.0, NO_PROGRESS, 11.0 + NO_PROGRESS, 500.0)] == ["", "", "stalled", ""]
+    assert watch.place == "host 1, in task_01, epoch 1, step 1"
+    assert not watch.can_pause
+    assert watch.look(text(2), 600.0) == "resumed"
+    assert watch.can_pause
+
+
+def test_slow_steps_are_not_named_but_a_new_process_is_no_slow_step():
+    slow, restarted = ProgressWatch(0.0), ProgressWatch(0.0)
+    for beats, at in ((1, 0.0), (2, 60.0), (3, 120.0)):
+        assert slow.look(text(beats), at) == ""
+    assert slow.look(text(3), 299.0) == ""  # three times the longest step
+    assert slow.look(text(3), 301.0) == "stalled"
+    assert restarted.look(text(1), 0.0) == ""
+    assert restarted.look(text(1, "host 2"), 60.0) == ""
+    assert restarted.look(text(1, "host 2"), 61.0 + NO_PROGRESS) == "stalled"
+
+
+def test_a_hung_main_thread_makes_no_progress_although_its_threads_run():
+    sent: list[str] = []
+    with report_progress(sent.append, lambda: False, every=0.01):
+        time.sleep(0.1)
+        assert len(sent) == 1
+        record_position("task_01")
+        time.sleep(0.1)
+        beat()
+        time.sleep(0.1)
+    read = [json.loads(each)[1:] for each in sent]
+    first = read[0][0]
+    assert read == [[first, read[0][1], False], [first + 1, "task_01", False], [first + 2, "task_01", False]]

@@ -1,0 +1,75 @@
+"""L2P: a pool of prompts for the frozen image tower of CLIP, from which each video selects some by their keys.
+
+Wang et al., "Learning to Prompt for Continual Learning", arXiv:2112.08654:
+
+    chosen = the N keys k nearest to q(x)                    query and key matching; q: feature of the frozen tower
+    tokens = [class, prompts of the chosen keys, patches]    prompt pool
+    loss   = L(x) + lambda mean of (1 - cos(q(x), k))         objective
+
+What we changed: a video selects the same prompts for all of its frames, and captions are encoded by CLIP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ctvr import Batch, BlockSeams, Capabilities, Clip, Method, ParamGroup, l2_normalize, mean_pool, require, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class L2PConfig:
+    """Settings."""
+
+    lr: float = setting(1e-4, doc="learning rate of prompts and keys")
+    pool: int = setting(10, doc="number of prompts in the pool")
+    length: int = setting(4, doc="number of tokens of a prompt")
+    top: int = setting(3, doc="number N of prompts of a video", at_most="pool")
+    pull: float = setting(0.5, doc="weight lambda of the distance between queries and chosen keys")
+
+    def __post_init__(self) -> None:
+        require(self, ">= 1", "pool", "length", "top")
+        require(self, ">= 0", "pull", "lr")
+
+
+class L2P(Method):
+    """Frozen CLIP with a pool of prompts."""
+
+    Config = L2PConfig
+
+    @classmethod
+    def capabilities(cls, config: L2PConfig) -> Capabilities:
+        return Capabilities(text_is_frozen=True)
+
+    def __init__(self, config: L2PConfig, backbone: Clip) -> None:
+        super().__init__()
+        self.config, self.backbone = config, backbone
+        self.prompts = nn.Parameter(0.02 * torch.randn(config.pool, config.length, backbone.vision.width))
+        self.keys = nn.Parameter(torch.randn(config.pool, backbone.embed_dim))
+
+    def param_groups(self) -> list[ParamGroup]:
+        return [{"name": "pool", "params": [self.prompts, self.keys], "lr": self.config.lr}]
+
+    def _choose(self, frames: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the cosines of the chosen keys and the indices of these keys, (B, N) each."""
+        with torch.no_grad():
+            query = mean_pool(self.backbone.vision(frames))
+        cosines, chosen = (query @ l2_normalize(self.keys).mT).topk(min(self.config.top, self.config.pool), dim=1)
+        return cosines, chosen
+
+    def _encode(self, frames: Tensor, chosen: Tensor) -> Tensor:
+        prompts = self.prompts[chosen].flatten(1, 2).repeat_interleave(frames.shape[1], dim=0)  # (B*T, N * length, D)
+        first = BlockSeams(before=lambda x, state: torch.cat([x[:, :1], prompts.to(x.dtype), x[:, 1:]], dim=1))
+        others = [None] * (len(self.backbone.vision.blocks) - 1)
+        return mean_pool(self.backbone.vision(frames, [first, *others]))
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        return self._encode(frames, self._choose(frames)[1])
+
+    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
+        return l2_normalize(self.backbone.text(tokens))
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        return {**super().losses(batch), "pull": self.config.pull * (1 - self._choose(batch.frames)[0]).mean()}

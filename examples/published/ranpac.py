@@ -1,0 +1,96 @@
+"""RanPAC: training by gradients in the first task, then ridge regression from random features in every task.
+
+McDonnell et al., "RanPAC: Random Projections and Pre-trained Models for Continual Learning", arXiv:2307.02251:
+
+    h = relu(P v),   G <- G + sum h h',   C <- C + sum h q'
+    W = (G + lambda I)^-1 C            lambda: selected on held-out pairs
+
+What we changed: targets q are captions instead of classes, and the feature of a video is unit(v + strength unit(W' h)).
+The first task trains LayerNorms. Shapes: B pairs, M random features, d joint embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ctvr import Batch, Capabilities, Clip, Method, ParamGroup, Task, l2_normalize, mean_pool, require, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class RanPacConfig:
+    """Settings."""
+
+    lr: float = setting(3e-5, doc="learning rate in the first task")
+    width: int = setting(256, doc="number M of random features; the paper uses 10,000")
+    smallest: float = setting(1e-2, doc="smallest of ten tried penalties lambda, each 10 times the previous one")
+    strength: float = setting(1.0, doc="weight of the regression's output in the feature of a video")
+
+    def __post_init__(self) -> None:
+        require(self, ">= 0", "lr", "strength")
+        require(self, ">= 1", "width")
+        require(self, "> 0", "smallest", hint="Use 1e-2.")
+
+
+class RanPac(Method):
+    """CLIP that is trained in the first task, and a linear map of videos that is solved after every task."""
+
+    Config = RanPacConfig
+
+    @classmethod
+    def capabilities(cls, config: RanPacConfig) -> Capabilities:
+        return Capabilities(text_is_frozen=True, uses_all_parameters=True, learns_in_end_task=True)
+
+    def __init__(self, config: RanPacConfig, backbone: Clip) -> None:
+        super().__init__()
+        self.config, self.backbone, self.is_first = config, backbone, True
+        d, m = backbone.embed_dim, config.width
+        self.register_buffer("projection", torch.randn(m, d))
+        for name, shape in {"gram": (m, m), "cross": (m, d), "map": (m, d)}.items():
+            self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
+
+    def begin_task(self, task: Task) -> None:
+        self.is_first = task.index == 0
+
+    def param_groups(self) -> list[ParamGroup]:
+        norms = [module for module in self.backbone.vision.modules() if isinstance(module, nn.LayerNorm)]
+        trained = [p for norm in norms for p in norm.parameters()]
+        return [{"name": "norms", "params": trained, "lr": self.config.lr}] if self.is_first else []
+
+    def _random(self, v: Tensor) -> Tensor:
+        return torch.relu(v @ self.projection.mT)
+
+    @torch.no_grad()
+    def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
+        pairs = [(self._random(self._video(b.frames)).double(), self.encode_text(b.tokens).double()) for b in loader]
+        h, q = (torch.cat(part) for part in zip(*pairs))
+        held = torch.arange(len(h), device=h.device) % 5 == 0
+        penalty = self.config.smallest
+        if not held.all():
+            gram, cross = self.gram + h[~held].mT @ h[~held], self.cross + h[~held].mT @ q[~held]
+            errors = {x: (h[held] @ _solve(gram, cross, x) - q[held]).square().sum().item() for x in self._penalties()}
+            penalty = min(errors, key=errors.__getitem__)
+        self.gram += h.mT @ h
+        self.cross += h.mT @ q
+        self.map.copy_(_solve(self.gram, self.cross, penalty))
+
+    def _penalties(self) -> list[float]:
+        return [self.config.smallest * 10**power for power in range(10)]
+
+    def _video(self, frames: Tensor) -> Tensor:
+        return mean_pool(self.backbone.vision(frames))
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        v = self._video(frames)
+        moved = l2_normalize(self._random(v) @ self.map.float()) * self.map.any()
+        return l2_normalize(v + self.config.strength * moved)
+
+    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
+        return l2_normalize(self.backbone.text(tokens))
+
+
+def _solve(gram: Tensor, cross: Tensor, penalty: float) -> Tensor:
+    return torch.linalg.solve(gram + penalty * torch.eye(len(gram), dtype=gram.dtype, device=gram.device), cross)
