@@ -59,10 +59,18 @@ def finished_run(settings: Settings, presets: Sequence[str], execution: Executio
     return f"{text}\n{next_text(stream, record.ranks, run.run_id, f'{runs_option(execution)}{trust_text()}')}"
 
 
-def question_of(settings: Settings, presets: Sequence[str], stream: Stream) -> list[Any] | None:
+def question_of(
+    settings: Settings, presets: Sequence[str], stream: Stream, is_verified: bool = False
+) -> list[Any] | None:
     """Return the values that, besides sources and libraries, determine a run's key; None if the key is not cacheable.
 
     Files are compared by size and times. Keys of runs with third-party classes are not cached.
+
+    Args:
+        settings: settings by dotted name.
+        presets: names of presets.
+        stream: the stream of the run.
+        is_verified: whether this process has just rendered or verified the stream's videos, so that new ones count too.
     """
     values = [value for given in (settings, stream.settings) for name, value in given.items() if name != "stream"]
     methods = {str(given[name]) for given in (settings, stream.settings) for name in METHODS if name in given}
@@ -71,14 +79,16 @@ def question_of(settings: Settings, presets: Sequence[str], stream: Stream) -> l
     if any(given.get(name) for given in (settings, stream.settings) for name in OTHER_STREAMS):
         return None
     texts = (os.path.expanduser(value) for value in values if isinstance(value, str))
-    paths = [item.path for _, _, item in iter_items(stream)] + [text for text in texts if os.path.exists(text)]
+    videos = dict.fromkeys(item.path for _, _, item in iter_items(stream))
+    paths = [*videos, *(text for text in texts if os.path.exists(text))]
     files = []
     for path in dict.fromkeys([*paths, *filter(None, [stream.text_features])]):
         try:
             status = os.stat(path)
         except OSError:
             return None
-        if not stat.S_ISREG(status.st_mode) or not is_settled(identity_of(status)):
+        is_old = is_settled(identity_of(status)) or (is_verified and path in videos)
+        if not stat.S_ISREG(status.st_mode) or not is_old:
             return None
         files.append([path, *identity_of(status)])
     of_stream = [stream.digest, stream.settings, stream.protocol, stream.has_val]

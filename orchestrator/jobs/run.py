@@ -106,18 +106,18 @@ def train(
     places.open_store().check_writable()
     if is_embedded(settings["stream"]):  # videos are rendered only after all checks
         stream = execution.load_stream(settings["stream"])
-    question = question_of(settings, presets, stream)
+    question = question_of(settings, presets, stream, is_verified=is_embedded(settings["stream"]))
     tracker = execution.tracker(stream.name)
     name = generate_name(f"{experiment.run.method}-seed{experiment.run.seed}")
     recorder = Recorder(tracker, experiment, name, keep_model=keep_model)
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    started = start_text(experiment, stream, device, f"{execution.runs}, run {name}", tracker)
     took: list[float] = []
 
     def ready(*context: Any) -> None:  # reached after all checks of settings
-        say("\n".join([started, *cut_captions_text(context[2])]))
         recorder.ready(*context)
+        started = start_text(experiment, stream, device, f"{execution.runs}, run {recorder.name}", tracker)
+        say("\n".join([started, *cut_captions_text(context[2])]))
 
     def report_task(task: Task, record: RunState, seconds: float) -> None:
         recorder.report(task, record, seconds)

@@ -41,6 +41,9 @@ class Track:
     shape: str
     becomes: str | None = None
 
+    def arrays(self) -> list[Array]:
+        return [self.x, self.y, self.radius, self.colour, self.angle, self.alpha, self.blend]
+
     def at(self, t: int) -> Sprite:
         return Sprite(
             self.shape, self.x[t], self.y[t], self.radius[t], self.colour[t], self.angle[t], self.alpha[t],
@@ -267,11 +270,15 @@ def render_clip(
     scenery = background(place, np.random.default_rng([seed, size]), size)
     stage = _stage(things, turns_into, rng, frames)
     MOTIONS[motion].move(stage, u)
+    pieces = [stage.main] if stage.piece is None else [stage.main, stage.piece]
+    order = [stage.other, *pieces] if stage.main_in_front else [*pieces, stage.other]
+    state = np.column_stack([stage.light, stage.zoom, *(values for track in order for values in track.arrays())])
     clip = np.empty((frames, size, size, 3), np.uint8)
     for t in range(frames):
+        if t and np.array_equal(state[t], state[t - 1]):  # half of the frames of a motion with an end state
+            clip[t] = clip[t - 1]
+            continue
         clip[t] = scenery if np.all(stage.zoom == 1) else _zoomed(scenery, stage.zoom[t])
-        pieces = [stage.main] if stage.piece is None else [stage.main, stage.piece]
-        order = [stage.other, *pieces] if stage.main_in_front else [*pieces, stage.other]
         for track in order:
             draw(clip[t], track.at(t))
         if stage.light[t] != 1:

@@ -1,4 +1,4 @@
-"""Runs that a dead process left open. The next start of the same run continues them; otherwise they are closed.
+"""Earlier records of a run: one that a dead process left open is continued, and a complete one is not written again.
 
 A run counts as left open if its process is known to have ended (holders.py). For a trial the sweep's process must have
 ended, too, because a sweep restarts its trials. Otherwise runs are not touched.
@@ -40,6 +40,12 @@ def open_or_take_up(
         return tracker.open_run(stream, name, settings, None, tags), name
 
 
+def find_complete(tracker: Tracker, stream: str, settings: Settings, tags: Mapping[str, str]) -> RunRecord | None:
+    """Return the newest complete run outside any sweep with the same commits and settings, if there is one."""
+    same = _same(tracker, stream, settings, tags)
+    return next((run for run in same if run.status == "FINISHED" and run.tags.get("ctvr.complete") == "true"), None)
+
+
 def is_left(tracker: Tracker, run: RunRecord) -> bool:
     """Return whether a run is open although its process and, for a trial, the sweep's process have ended."""
     if run.status != "RUNNING" or not is_gone(run.tags):
@@ -59,14 +65,22 @@ def close_left(tracker: Tracker, stream: str) -> None:
 
 
 def _unfinished(tracker: Tracker, stream: str, settings: Settings, tags: Mapping[str, str]) -> RunRecord | None:
-    try:
-        same = tracker.find_runs(stream, tags={"ctvr.commits": tags["ctvr.commits"]})
-    except Exception as error:  # tracking must not end a training job
-        log.info("tracking: earlier runs cannot be searched: %s", reason(error))
-        return None
-    texts = {metric_name(key): short(as_text(value), MAX_PARAM) for key, value in settings.items()}
-    for run in reversed(same):
-        is_same = run.tags.get(IDENTITY) == run.name and PARENT not in run.tags and run.settings == texts
-        if is_same and (run.status in STOPPED or (run.status == "RUNNING" and is_gone(run.tags))):
+    for run in _same(tracker, stream, settings, tags):
+        if run.status in STOPPED or (run.status == "RUNNING" and is_gone(run.tags)):
             return run
     return None
+
+
+def _same(tracker: Tracker, stream: str, settings: Settings, tags: Mapping[str, str]) -> list[RunRecord]:
+    """Return the runs outside any sweep with the same commits and settings, newest first."""
+    try:
+        found = tracker.find_runs(stream, tags={"ctvr.commits": tags["ctvr.commits"]})
+    except Exception as error:  # tracking must not end a training job
+        log.info("tracking: earlier runs cannot be searched: %s", reason(error))
+        return []
+    texts = {metric_name(key): short(as_text(value), MAX_PARAM) for key, value in settings.items()}
+    return [
+        run
+        for run in reversed(found)
+        if run.tags.get(IDENTITY) == run.name and PARENT not in run.tags and run.settings == texts
+    ]

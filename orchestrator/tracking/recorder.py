@@ -25,7 +25,7 @@ from ctvr.orchestrator.learning.training.epoch_timing import training_costs
 from ctvr.orchestrator.settings.experiment import Experiment
 from ctvr.orchestrator.streams.query_rank import Rank
 from ctvr.orchestrator.tracking.internals import NOTE
-from ctvr.orchestrator.tracking.left import open_or_take_up
+from ctvr.orchestrator.tracking.left import find_complete, open_or_take_up
 from ctvr.orchestrator.tracking.mirror import Mirror
 from ctvr.orchestrator.tracking.mlflow_ui import dataset_of, write_mlmodel
 from ctvr.orchestrator.tracking.run_note import run_note
@@ -36,7 +36,8 @@ from ctvr.orchestrator.tracking.tracker import Tracker
 class Recorder:
     """Sends a run's settings, metrics, matrices and model to MLflow. Pass `ready` and `report` to `run.execute`.
 
-    A resumed run continues its MLflow run; existing data is not stored again.
+    A resumed run continues its MLflow run; existing data is not stored again. If all tasks were finished before and
+    MLflow has the complete run, it is not written again.
     """
 
     tracker: Tracker
@@ -85,6 +86,10 @@ class Recorder:
         if method.declared.is_transductive:
             tags["ctvr.transductive"] = "true"
         settings = self.experiment.settings
+        may_exist = done == len(stream.tasks) and self.parent is None and not self.keep_model
+        if may_exist and (found := find_complete(self.tracker, stream.name, settings, tags)) is not None:
+            self.run_id, self.name, self._is_closed = found.run_id, found.name, True
+            return
         if self.parent is None and not self.run_id:
             self.run_id, self.name = open_or_take_up(self.tracker, stream.name, self.name, settings, tags)
         else:
@@ -127,7 +132,9 @@ class Recorder:
             self._mirror.log(rows)
 
     def complete(self, record: RunState) -> None:
-        """Record the final results of the stream, and close the run."""
+        """Record the final results of the stream, and close the run; without effect if it is closed."""
+        if self._is_closed:
+            return
         assert self._context is not None
         method, data = self._context
         num_tasks, split = len(data.stream.tasks), self.experiment.evaluation.split

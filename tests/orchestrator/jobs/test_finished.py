@@ -8,8 +8,9 @@ import pytest
 
 from ctvr.orchestrator import memo
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.jobs.finished import finished_run
+from ctvr.orchestrator.jobs.finished import finished_run, question_of
 from ctvr.orchestrator.jobs.run import run
+from ctvr.orchestrator.streams.load import load_stream
 from tests.small_stream import write_stream
 
 SETTINGS = {"method": "zero_shot", "backbone.name": "tiny-clip", "backbone.weights": "shipped", "data.num_frames": "2"}
@@ -86,3 +87,19 @@ def test_at_last_a_changed_video_is_another_command(made, here):
     assert ask(made, here) is None
     os.utime(video, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert ask(made, here) is None  # its status has changed since: the ordinary way reads it and decides
+
+
+def test_files_that_were_just_written_count_only_as_verified_videos(tmp_path):
+    manifest = write_stream(tmp_path / "small", num_tasks=2)
+    stream, weights = load_stream(str(manifest), tmp_path), tmp_path / "own.safetensors"
+    for file in (weights, *manifest.parent.rglob("*.mp4")):
+        file.touch()
+    assert question_of(SETTINGS, (), stream) is None
+    assert question_of(SETTINGS, (), stream, is_verified=True) is not None
+    settings = {**SETTINGS, "backbone.weights": str(weights)}
+    assert question_of(settings, (), stream, is_verified=True) is None
+    os.utime(manifest, (1e9, 1e9))
+    (video, *_) = sorted(manifest.parent.rglob("*test_0.mp4"))
+    asked = question_of(SETTINGS, (), stream, is_verified=True)
+    video.write_bytes(video.read_bytes())
+    assert question_of(SETTINGS, (), stream, is_verified=True) != asked

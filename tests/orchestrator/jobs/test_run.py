@@ -20,6 +20,7 @@ from ctvr.orchestrator.jobs.run_text import low_rates, slow_precision, start_tex
 from ctvr.orchestrator.on_ray.plan import GAIN
 from ctvr.orchestrator.settings.resolve import build_experiment, resolve
 from ctvr.orchestrator.sweeps.table import table
+from ctvr.orchestrator.tracking.run_record import RunRecord
 from tests.refusing import refuses
 
 
@@ -39,8 +40,8 @@ def test_a_run_is_recorded_and_goes_on_where_it_ended(execution, manifest, capsy
     assert "task 3/3  R@1" in capsys.readouterr().err
     assert run(settings, (), execution).startswith(f"{text}\nnext: ")
     assert "nothing was trained (--fresh trains again)" in capsys.readouterr().err
-    first, second = execution.tracker().find_runs()
-    assert dict(first.metrics[GAIN]) == dict(second.metrics[GAIN])
+    (recorded,) = execution.tracker().find_runs()
+    assert [step for step, _ in recorded.metrics[GAIN]] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("method", ["zero_shot", "clip4clip"])
@@ -150,6 +151,29 @@ def test_a_stopped_or_failed_run_is_closed_and_can_be_continued(execution, manif
     assert left.status == status
     run(settings, (), execution)
     assert sorted(each.status for each in execution.existing_tracker().find_runs()) == ["FINISHED"]
+
+
+def test_a_complete_run_is_recorded_once_unless_it_is_trained_again_or_removed(execution, manifest, capfd):
+    settings = {"method": "zero_shot", "stream": manifest}
+
+    def records() -> dict[str, RunRecord]:
+        return {each.run_id: each for each in execution.tracker().find_runs()}
+
+    run(settings, (), execution)
+    ((first, record),) = records().items()
+    capfd.readouterr()
+    text = run(settings, (), execution)
+    assert list(records()) == [first]
+    assert first[:8] in text
+    assert record.name in "".join(capfd.readouterr().err.split())  # lines are wrapped
+    assert records()[first].metrics == record.metrics  # no value a second time
+    run({**settings, "seed": "1"}, (), execution)
+    run(settings, (), execution, keep_model=True)
+    assert len(records()) == 3
+    execution.tracker().client.delete_run(first)
+    run({**settings, "data.batch_size": "3"}, (), execution)
+    assert first not in records()
+    assert len(records()) == 3
 
 
 @pytest.mark.slow
