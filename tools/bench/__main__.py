@@ -15,12 +15,13 @@ import torch
 
 from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.errors import ConfigError
-from tools.bench import kernels, service
+from tools.bench import floor, kernels, service
 from tools.bench.paths import ONE_SIZE, PATHS
 from tools.bench.timing import Measured, measure, to_markdown
 
 SERVICE = "serve"  # latency of the service, which is not compared with a plain implementation
 KERNELS = "kernels"  # number of kernels in a step, which is not compared either
+FLOOR = "floor"  # times of steps and of the operators that they need
 
 
 def machine() -> str:
@@ -37,7 +38,9 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m tools.bench", description="Time hot paths and their plain implementations."
     )
     parser.add_argument(
-        "--only", metavar="NAME", help=f"name of the hot path: {', '.join([*PATHS, SERVICE, KERNELS])} (default: all)"
+        "--only",
+        metavar="NAME",
+        help=f"name of the hot path: {', '.join([*PATHS, SERVICE, KERNELS, FLOOR])} (default: all)",
     )
     parser.add_argument("--quick", action="store_true", help="toy sizes (under a minute)")
     parser.add_argument("--gpu", action="store_true", help="step time, memory and videos per second on a GPU instead")
@@ -61,7 +64,7 @@ def run(only: str | None = None, is_quick: bool = False) -> int:
     Raises:
         ConfigError: for an unknown name.
     """
-    names = [*PATHS, SERVICE, KERNELS]
+    names = [*PATHS, SERVICE, KERNELS, FLOOR]
     if only is not None and only not in names:
         raise ConfigError(f"is not a hot path.{suggest(only, names)} All: {', '.join(names)}.", f"--only {only}")
     torch.set_num_threads(1)
@@ -75,6 +78,9 @@ def run(only: str | None = None, is_quick: bool = False) -> int:
         if KERNELS in chosen:
             sys.stderr.write(f"bench: {KERNELS} ...\n")
             parts.append(kernels.kernel_table())
+        if FLOOR in chosen:
+            sys.stderr.write(f"bench: {FLOOR} ...\n")
+            parts.append(floor.floor_table(is_quick))
     print("\n\n".join(parts))
     return 0
 

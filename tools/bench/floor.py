@@ -1,0 +1,137 @@
+"""Lower limit of the time of a training step on a CPU: the operators that the equations need, timed alone.
+
+These are matrix products, convolutions and attention, and the memory-bound norms, softmaxes, activations and sums
+(residuals and gradients of a tensor with several uses), each with its backward pass. One step is recorded. Each
+operator is then timed on random tensors of the same shapes and strides, and the times of all calls are added. The
+result is a lower limit in practice only: in the step, inputs are rarely in the processor's cache.
+
+`step / floor` is what copies, gathers, masks, the optimizer and Python add.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.backbone.load import load_backbone
+from tools.bench.work import VIT, random_batch, second_task, training_step
+
+STEPS = {"clip4clip": 4, "framefusion_moe": 4, "structalign": 4, "tempme": 4}  # method -> pairs of 12 frames
+REPEATS = 3  # timings of a step and of each operator; the median counts
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "scaled_dot_product")
+MEMORY_BOUND = ("native_layer_norm", "_softmax", "_log_softmax", "gelu", "sigmoid", "silu", "relu", "threshold", "add")
+_Meta = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # shape, strides and type of a tensor
+
+
+@dataclass(frozen=True)
+class Floor:
+    """CPU seconds of a step, of its matrix products, and of its memory-bound operators."""
+
+    name: str
+    pairs: int
+    step: float
+    products: float
+    memory_bound: float
+
+    @property
+    def ratio(self) -> float:
+        """Return the time of the step divided by that of its operators."""
+        return self.step / (self.products + self.memory_bound)
+
+
+def kind_of(operator: str) -> str:
+    """Return "product", "memory" or "" for an operator's name, for example `aten::native_layer_norm_backward`."""
+    name = operator.partition("::")[2]
+    if name in PRODUCTS or any(part in name for part in PRODUCTS[-2:]):
+        return "product"
+    return (
+        "memory"
+        if any(name in (part, f"{part}_", f"{part}_backward", f"{part}_backward_data") for part in MEMORY_BOUND)
+        else ""
+    )
+
+
+class Recorder(TorchDispatchMode):
+    """Counter of the needed operators that are called inside a `with` block, by operator and arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[tuple[str, str]] = Counter()
+        self.work: dict[tuple[str, str], Callable[[], object]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if kind := kind_of(func._schema.name):
+            key = kind, f"{func} {tree_map(_describe, (args, kwargs))}"
+            self.calls[key] += 1
+            if key not in self.work:
+                like, named = tree_map(_like, (args, kwargs))
+                self.work[key] = lambda: func(*like, **named)
+        return func(*args, **kwargs)
+
+
+def _describe(value: Any) -> Any:
+    return (tuple(value.shape), value.stride(), value.dtype) if isinstance(value, Tensor) else value
+
+
+def _like(value: Any) -> Any:
+    """Return a tensor with the shape, strides and values of a tensor; other values are returned as they are."""
+    if not isinstance(value, Tensor):
+        return value
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+    return made if 0 in value.stride() else made.copy_(value.detach())
+
+
+def measure_floor(name: str, backbone: Clip, pairs: int) -> Floor:
+    """Time a step of a method in its second task, and the operators that it needs, in one thread."""
+    method = second_task(name, backbone)
+    step = training_step(method, random_batch(backbone, pairs, 12))
+    step()
+    with Recorder() as recorder:
+        step()
+    found = _median(step)
+    times = {key: _median(work) for key, work in recorder.work.items()}
+    of = {
+        kind: sum(n * times[key] for key, n in recorder.calls.items() if key[0] == kind)
+        for kind in ("product", "memory")
+    }
+    return Floor(name, pairs, found, of["product"], of["memory"])
+
+
+def _median(work: Callable[[], object]) -> float:
+    """Return the median CPU seconds of a call after a warm-up."""
+    work()
+    times = []
+    for _ in range(REPEATS):
+        started, calls = time.process_time(), 0
+        while not calls or (time.process_time() - started < 0.002 and calls < 100):
+            work()
+            calls += 1
+        times.append((time.process_time() - started) / calls)
+    return statistics.median(times)
+
+
+def floor_table(is_quick: bool = False) -> str:
+    """Return a Markdown table of steps and their floors, with ViT-B/32, or with the tiny CLIP in toy sizes."""
+    from ctvr.methods.backbone.architectures import TINY
+
+    backbone = load_backbone(TINY, "shipped") if is_quick else load_backbone(VIT, "random")
+    lines = [
+        "| step | pairs | step (CPU s) | products (CPU s) | memory-bound operators (CPU s) | step / floor |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for name, pairs in STEPS.items():
+        each = measure_floor(name, backbone, pairs)
+        times = f"{each.step:.2f} | {each.products:.2f} | {each.memory_bound:.2f}"
+        lines.append(f"| `{name}` | {pairs} | {times} | {each.ratio:.2f} |")
+    return "\n".join(lines)
