@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ctvr.methods.capabilities import Capabilities
     from ctvr.methods.data import Batch, PairSource, ParamGroup, Position, SeparableEncoders, Task
     from ctvr.methods.families.strategy import ReplayConfig, ReplayStrategy, Strategy
+    from ctvr.methods.layers.deep_prompts import drop_prompts, insert_prompts
     from ctvr.methods.layers.frozen import Frozen
     from ctvr.methods.layers.losses.contrastive import contrastive
     from ctvr.methods.layers.pooling import mean_pool
@@ -65,6 +66,7 @@ _PUBLIC = {
         ("ctvr.methods.capabilities", "Capabilities"),
         ("ctvr.methods.data", "Batch PairSource ParamGroup Position SeparableEncoders Task"),
         ("ctvr.methods.families.strategy", "ReplayConfig ReplayStrategy Strategy"),
+        ("ctvr.methods.layers.deep_prompts", "drop_prompts insert_prompts"),
         ("ctvr.methods.layers.frozen", "Frozen"),
         ("ctvr.methods.layers.losses.contrastive", "contrastive"),
         ("ctvr.methods.layers.pooling", "mean_pool"),
@@ -107,7 +109,9 @@ __all__ = [
     "TowerLoRA",
     "check_method",
     "contrastive",
+    "drop_prompts",
     "group",
+    "insert_prompts",
     "l2_normalize",
     "list_methods",
     "list_streams",

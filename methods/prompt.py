@@ -19,7 +19,7 @@ from torch import nn
 
 from ctvr.methods.backbone.clip import BlockSeams, Clip
 from ctvr.methods.families.tempme_family import PAPER, RELEASED, SHAPES, Adaptation, AdaptedClip, AdaptedConfig
-from ctvr.methods.layers.deep_prompts import drop, insert
+from ctvr.methods.layers.deep_prompts import drop_prompts, insert_prompts
 from ctvr.methods.settings import require, setting
 
 
@@ -46,10 +46,13 @@ class Prompts(Adaptation):
 
     def vision_seams(self, backbone: Clip) -> list[BlockSeams]:
         prompts = [backbone.vision.ln_pre(self.vision[0]), *self.vision[1:]]
-        return [BlockSeams(before=insert(p), after=drop(len(p))) for p in prompts]
+        return [BlockSeams(before=insert_prompts(p), after=drop_prompts(len(p))) for p in prompts]
 
     def text_seams(self, backbone: Clip) -> list[BlockSeams]:
-        return [BlockSeams(before=insert(p, caption=True), after=drop(len(p), caption=True)) for p in self.text]
+        return [
+            BlockSeams(before=insert_prompts(p, caption=True), after=drop_prompts(len(p), caption=True))
+            for p in self.text
+        ]
 
 
 class Prompt(AdaptedClip):

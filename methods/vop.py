@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState
 from ctvr.methods.base import Capabilities, Method, Override, ParamGroup, l2_normalize
 from ctvr.methods.families.tempme_family import PAPER
-from ctvr.methods.layers.deep_prompts import Seam, drop, insert
+from ctvr.methods.layers.deep_prompts import Seam, drop_prompts, insert_prompts
 from ctvr.methods.layers.pooling import frame_mean
 from ctvr.methods.layers.replay.mixup import last_end
 from ctvr.methods.settings import require, setting
@@ -149,8 +149,8 @@ class VoP(Method):
         for block in range(self.first):
             before: Seam = self.of_context
             if self.context is None:
-                before = insert(self.frame[block] if block else vision.ln_pre(self.frame[0]))
-            seams.append(BlockSeams(before=before, after=drop(count)))
+                before = insert_prompts(self.frame[block] if block else vision.ln_pre(self.frame[0]))
+            seams.append(BlockSeams(before=before, after=drop_prompts(count)))
         for block, prompts in enumerate(self.video):
             last = block == len(self.video) - 1
             after = self._split_frames if last else None
@@ -162,7 +162,7 @@ class VoP(Method):
         assert self.context is not None
         state.extra_macs += self.context.macs(len(x))
         prompts = self.context(x[:, 0].unflatten(0, (state.batch, state.frames)))
-        return insert(prompts.flatten(0, 1))(x, state)
+        return insert_prompts(prompts.flatten(0, 1))(x, state)
 
     def _split_frames(self, x: Tensor, state: TokenState) -> Tensor:
         """Split videos (B, P + T*N, D) into their frames (B*T, N, D)."""

@@ -15,7 +15,7 @@ from ctvr.methods.backbone.clip import TokenState
 Seam = Callable[[Tensor, TokenState], Tensor]
 
 
-def insert(prompts: Tensor, caption: bool = False) -> Seam:
+def insert_prompts(prompts: Tensor, caption: bool = False) -> Seam:
     """Return a function for hook point `before` that inserts prompts after the class tokens or the start of text.
 
     Args:
@@ -37,8 +37,8 @@ def insert(prompts: Tensor, caption: bool = False) -> Seam:
     return before
 
 
-def drop(count: int, caption: bool = False) -> Seam:
-    """Return a function for hook point `after` that removes the `count` prompts of `insert`."""
+def drop_prompts(count: int, caption: bool = False) -> Seam:
+    """Return a function for hook point `after` that removes the `count` prompts of `insert_prompts`."""
 
     def after(x: Tensor, state: TokenState) -> Tensor:
         start = 1 if caption else state.classes

@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState
 from ctvr.methods.base import Batch, Capabilities, Method, ParamGroup, Recipe, Task, l2_normalize
 from ctvr.methods.layers.captions import truncate
-from ctvr.methods.layers.deep_prompts import insert
+from ctvr.methods.layers.deep_prompts import insert_prompts
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.pooling import mean_pool
 from ctvr.methods.lpi.prompts import LowRankPrompts, alignment, k_means, nearest_task, relatedness
@@ -231,7 +231,7 @@ class LPI(Method):
         prompts = self._select("vision", task)
         if prompts.ndim == 4:  # (B, K, m, D) -> (B*T, K, m, D)
             prompts = prompts.repeat_interleave(frames.shape[1], dim=0)
-        first = insert(self.backbone.vision.ln_pre(prompts[..., 0, :, :]))
+        first = insert_prompts(self.backbone.vision.ln_pre(prompts[..., 0, :, :]))
         return mean_pool(self.backbone.vision(frames, self._seams(prompts, first, len(self.backbone.vision.blocks))))
 
     def _select(self, tower: Literal["vision", "text"], task: int | Tensor) -> Tensor:
