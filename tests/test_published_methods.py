@@ -18,6 +18,7 @@ from tests.small_stream import write_stream
 
 FOLDER = Path(__file__).resolve().parent.parent / "examples" / "published"
 FILES = sorted(FOLDER.glob("*.py"))
+CASES = [*((file, ()) for file in FILES), (FOLDER / "wise_ft.py", ("ema",))]  # files with presets
 MOST_LINES = 60  # without imports, settings and the docstring of the module
 
 
@@ -33,15 +34,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(params=FILES, ids=lambda file: file.stem)
-def place(request, monkeypatch) -> str:
-    """Return `module:Class` of a file, which may be loaded."""
+@pytest.fixture(params=CASES, ids=lambda case: "-".join([case[0].stem, *case[1]]))
+def case(request, monkeypatch) -> tuple[str, tuple[str, ...]]:
+    """Return `module:Class` of a file, which may be loaded, and presets."""
+    file, presets = request.param
     monkeypatch.syspath_prepend(str(FOLDER))
-    (found,) = re.findall(r"(?m)^class (\w+)\((?:Method|Strategy|ReplayStrategy)\)", request.param.read_text())
-    name = f"{request.param.stem}:{found}"
+    (found,) = re.findall(r"(?m)^class (\w+)\((?:Method|Strategy|ReplayStrategy)\)", file.read_text())
+    name = f"{file.stem}:{found}"
     methods.trust([name])
-    monkeypatch.delitem(sys.modules, request.param.stem, raising=False)
-    return name
+    monkeypatch.delitem(sys.modules, file.stem, raising=False)
+    return name, presets
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -66,19 +68,21 @@ def test_a_published_method_is_short_and_names_its_paper_and_equations(file):
 
 
 @pytest.mark.slow
-def test_a_published_method_keeps_the_contract(place):
+def test_a_published_method_keeps_the_contract(case):
     torch.set_num_threads(1)
-    subject = Subject.of(place)
-    for name, (check, _) in CHECKS.items():
-        if name != "settings":  # it takes most of the time, and `ctvr methods check` includes it
+    name, presets = case
+    subject = Subject.of(name, presets=presets)
+    for kind, (check, _) in CHECKS.items():
+        if kind != "settings":  # it takes most of the time, and `ctvr methods check` includes it
             check(subject)
 
 
 @pytest.mark.slow
-def test_a_killed_run_of_a_published_method_equals_an_unbroken_one(place, runs):
+def test_a_killed_run_of_a_published_method_equals_an_unbroken_one(case, runs):
+    name, presets = case
     manifest = str(runs / "small" / "small.json")
-    settings = {"method": place, "stream": manifest, "optim.epochs": 1}
-    experiment = resolve(settings, load_stream(manifest, runs).settings)
+    settings = {"method": name, "stream": manifest, "optim.epochs": 1}
+    experiment = resolve(settings, load_stream(manifest, runs).settings, presets)
     unbroken = execute(experiment, RunPaths(runs), fresh=True)
 
     def die(task, record, seconds):

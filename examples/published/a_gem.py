@@ -4,7 +4,8 @@ Chaudhry et al., "Efficient Lifelong Learning with A-GEM", arXiv:1812.00420, eq.
 
     g~ = g - min(0, g' r) / (r' r) r     g: gradient of the batch, r: gradient of pairs drawn from the memory
 
-What we changed: the loss is the loss of the wrapped retriever, over pairs instead of classes.
+What we changed: the loss is the loss of the wrapped retriever, over pairs instead of classes. The memory has an equal
+number of pairs of each task (`buffer_policy`) instead of each class.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class AGem(ReplayStrategy):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         terms = super().losses(batch)
         if torch.is_grad_enabled() and len(self.memory):
-            earlier = self.memory.batch(self.memory.sample(self.config.reference))
+            earlier = self.memory.batch(self.memory.sample(min(self.config.reference, len(self.memory))))
             terms["memory"] = torch.stack(list(self.base.losses(earlier).values())).sum()  # its gradient is r
         return terms
 

@@ -4,11 +4,12 @@ Smith et al., "CODA-Prompt: Continual Decomposed Attention-based Prompting", arX
 
     p = sum of alpha_m P_m                        prompt
     alpha_m = cos(q(x) * A_m, K_m)                weight; A_m: attention of component m, K_m: its key
-    loss = L + lambda (m(P P' - I) + m(K K' - I) + m(A A' - I))      orthogonality; m: mean of squares
+    loss = L + lambda sum over blocks of (m(P P' - I) + m(K K' - I) + m(A A' - I))       m: mean of squares
 
-Components of earlier tasks are frozen. What we changed: the orthogonality is a mean instead of a sum, and prompts are
-tokens in the first `depth` vision blocks. New components are zero, so that they do not change prompts before their
-training. Captions are encoded by CLIP.
+Every block has its own P, K and A, and components of earlier tasks are frozen. m is that of the authors' code. What we
+changed: prompts are tokens in the first `depth` vision blocks; the authors use prefix tuning in five. The query is the
+feature of a video. New components are zero, so that they do not change prompts before their training, and their keys
+are random; the authors' code makes both orthogonal to earlier ones. Captions are encoded by CLIP.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from ctvr import (
     Method,
     ParamGroup,
     Task,
+    drop_prompts,
+    insert_prompts,
     l2_normalize,
     mean_pool,
     require,
@@ -64,10 +67,10 @@ class CodaPrompt(Method):
         self.depth = min(config.depth, len(backbone.vision.blocks))
 
     def begin_task(self, task: Task) -> None:
-        m, d = self.config.components, self.backbone.embed_dim
-        self.prompts.append(torch.zeros(m, self.depth, self.config.length, self.backbone.vision.width))
-        self.keys.append(torch.randn(m, d) / d**0.5)
-        self.attention.append(torch.randn(m, d) / d**0.5)
+        m, k, d = self.config.components, self.depth, self.backbone.embed_dim
+        self.prompts.append(torch.zeros(m, k, self.config.length, self.backbone.vision.width))
+        self.keys.append(torch.randn(m, k, d) / d**0.5)
+        self.attention.append(torch.randn(m, k, d) / d**0.5)
 
     def param_groups(self) -> list[ParamGroup]:
         newest = [self.prompts[-1], self.keys[-1], self.attention[-1]]
@@ -78,24 +81,22 @@ class CodaPrompt(Method):
             return mean_pool(self.backbone.vision(frames))
         with torch.no_grad():
             query = mean_pool(self.backbone.vision(frames))
-        prompts, keys, attention = (torch.cat(list(x)) for x in (self.prompts, self.keys, self.attention))
-        alpha = (l2_normalize(query[:, None] * attention) * l2_normalize(keys)).sum(-1)  # (B, components)
-        prompt = torch.einsum("bm,mltd->bltd", alpha, prompts).repeat_interleave(frames.shape[1], dim=0)
+        prompts = self._assemble(query).repeat_interleave(frames.shape[1], dim=0).unbind(1)
+        seams = [BlockSeams(before=insert_prompts(p), after=drop_prompts(p.shape[1])) for p in prompts]
         rest = [None] * (len(self.backbone.vision.blocks) - self.depth)
-        return mean_pool(self.backbone.vision(frames, [*(_prompted(p) for p in prompt.unbind(1)), *rest]))
+        return mean_pool(self.backbone.vision(frames, [*seams, *rest]))
+
+    def _assemble(self, query: Tensor) -> Tensor:
+        """Return the prompts (B, depth, length, D) of queries (B, d)."""
+        prompts, keys, attention = (torch.cat(list(x)) for x in (self.prompts, self.keys, self.attention))
+        alpha = (l2_normalize(query[:, None, None] * attention) * l2_normalize(keys)).sum(-1)  # (B, components, depth)
+        return torch.einsum("bmk,mkld->bkld", alpha, prompts)
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         return l2_normalize(self.backbone.text(tokens))
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        parts = (torch.cat([x.flatten(1) for x in part]) for part in (self.prompts, self.keys, self.attention))
-        penalty = sum((x @ x.mT - torch.eye(len(x), device=x.device)).square().mean() for x in parts)
+        every = (self.prompts, self.keys, self.attention)
+        parts = (torch.cat([x.flatten(2) for x in part]).transpose(0, 1) for part in every)
+        penalty = sum((x @ x.mT - torch.eye(x.shape[1], device=x.device)).square().mean((1, 2)).sum() for x in parts)
         return {**super().losses(batch), "ortho": self.config.ortho * penalty}
-
-
-def _prompted(p: Tensor) -> BlockSeams:
-    """Insert prompts (B*T, length, D) after the class token before a block, and remove them after the block."""
-    return BlockSeams(
-        before=lambda x, state: torch.cat([x[:, :1], p.to(x.dtype), x[:, 1:]], dim=1),
-        after=lambda x, state: torch.cat([x[:, :1], x[:, 1 + p.shape[1] :]], dim=1),
-    )

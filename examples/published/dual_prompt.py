@@ -6,8 +6,10 @@ Wang et al., "DualPrompt: Complementary Prompting for Rehearsal-free Continual L
     loss = L + lambda (1 - cos(q(x), k_t))         objective with the matching loss
     at test: the task whose key is nearest to q(x)
 
-What we changed: prompts are tokens (prompt tuning) and only videos have them; captions are encoded by CLIP. A task
-starts from the prompt and the key of the previous task, so that outputs do not change before its training.
+What we changed: prompts are tokens (the paper's prompt tuning; its default is prefix tuning) and only videos have
+them; captions are encoded by CLIP. The query is the feature of a video. A task starts from the prompt and the key of
+the previous task, so that outputs do not change before its training; in the authors' code only from the prompt. That
+code gives all images of a test batch the prompt that most of them choose; here each video chooses.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from ctvr import (
     Method,
     ParamGroup,
     Task,
+    drop_prompts,
+    insert_prompts,
     l2_normalize,
     mean_pool,
     require,
@@ -38,8 +42,8 @@ class DualPromptConfig:
 
     lr: float = setting(1e-4, doc="learning rate of prompts and keys")
     length: int = setting(4, doc="number of tokens of a prompt")
-    general: int = setting(1, doc="number of leading vision blocks with the general prompt")
-    expert: int = setting(2, doc="number of the next vision blocks, which have an expert prompt")
+    general: int = setting(1, doc="number G of leading vision blocks with the general prompt; 2 in the authors' code")
+    expert: int = setting(2, doc="number E of the next vision blocks, with an expert prompt; 3 in the authors' code")
     pull: float = setting(1.0, doc="weight lambda of the distance between queries and the key of their task")
 
     def __post_init__(self) -> None:
@@ -81,8 +85,8 @@ class DualPrompt(Method):
 
     def _encode(self, frames: Tensor, tasks: Tensor) -> Tensor:
         expert = torch.stack(list(self.experts))[tasks].repeat_interleave(frames.shape[1], dim=0)  # (B*T, E, length, D)
-        prompts = [p.expand(len(expert), -1, -1) for p in self.general] + list(expert.unbind(1))
-        seams = [_prompted(p) for p in prompts][: len(self.backbone.vision.blocks)]
+        prompts = [*self.general, *expert.unbind(1)][: len(self.backbone.vision.blocks)]
+        seams = [BlockSeams(before=insert_prompts(p), after=drop_prompts(p.shape[-2])) for p in prompts]
         rest = [None] * (len(self.backbone.vision.blocks) - len(seams))
         return mean_pool(self.backbone.vision(frames, [*seams, *rest]))
 
@@ -96,11 +100,3 @@ class DualPrompt(Method):
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         return {**super().losses(batch), "pull": self.config.pull * (1 - self._cosines(batch.frames)[:, -1]).mean()}
-
-
-def _prompted(p: Tensor) -> BlockSeams:
-    """Insert prompts (B*T, length, D) after the class token before a block, and remove them after the block."""
-    return BlockSeams(
-        before=lambda x, state: torch.cat([x[:, :1], p.to(x.dtype), x[:, 1:]], dim=1),
-        after=lambda x, state: torch.cat([x[:, :1], x[:, 1 + p.shape[1] :]], dim=1),
-    )

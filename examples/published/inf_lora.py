@@ -3,11 +3,13 @@
 Liang and Li, "InfLoRA: Interference-Free Low-Rank Adaptation for Continual Learning", arXiv:2404.00228:
 
     W_t = W + sum over i <= t of A_i B_i                  B_t (r, D) is fixed and A_t (D, r) is trained
-    B_t = the r main directions of (I - M M') H_t         H_t: inputs of the layer for the new task
+    B_t = the r main directions of (I - M M') H_t, / sqrt(3)    H_t: inputs of the layer for the new task
     M: main directions of the inputs of earlier tasks, with the share `energy`    GPM, arXiv:2103.09762
 
-What we changed: LoRA is on k and v of the vision tower, and captions are encoded by CLIP. M grows as in GPM,
-without the second memory for large M (DualGPM). Shapes: D width, r rank.
+LoRA is on k and v, and B_t is divided by sqrt(3), as in the authors' code. What we changed: only the vision tower
+learns, and captions are encoded by CLIP. M grows as in GPM, without the second memory for large M (DualGPM). The
+authors' code raises `energy` linearly to 1 over the tasks, computes directions from H H' instead of H, and keeps one
+direction fewer after the first task. Shapes: D width, r rank.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ class InfLora(Method):
     @torch.no_grad()
     def prepare_task(self, task: Task, loader: Iterable[Batch]) -> None:
         _, directions = torch.linalg.eigh(self._unknown(loader))
-        self.get_buffer(f"down{task.index}").copy_(directions[:, :, -self.config.rank :].mT)
+        self.get_buffer(f"down{task.index}").copy_(directions[:, :, -self.config.rank :].mT / 3**0.5)
 
     @torch.no_grad()
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:

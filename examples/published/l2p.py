@@ -2,11 +2,14 @@
 
 Wang et al., "Learning to Prompt for Continual Learning", arXiv:2112.08654:
 
-    chosen = the N keys k nearest to q(x)                    query and key matching; q: feature of the frozen tower
-    tokens = [class, prompts of the chosen keys, patches]    prompt pool
-    loss   = L(x) + lambda mean of (1 - cos(q(x), k))         objective
+    chosen = the N keys k with the largest cos(q(x), k)             eq. 3; q: feature of the frozen tower
+    tokens = [class, prompts of the chosen keys, patches]           eq. 2
+    loss   = L(x) + lambda sum over chosen k of (1 - cos(q(x), k))  eq. 5
 
-What we changed: a video selects the same prompts for all of its frames, and captions are encoded by CLIP.
+What we changed: the query is the feature of a video, which selects the same prompts for all of its frames. A frame's
+feature is read at its class token, because CLIP's projection fits it; the paper averages the outputs at the prompts.
+Captions are encoded by CLIP. Of the paper's options, eq. 4 (prompts that were chosen often are penalized) is omitted.
+The authors' code gives all images of a batch the prompts that most of them choose; here each video chooses, as printed.
 """
 
 from __future__ import annotations
@@ -16,7 +19,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ctvr import Batch, BlockSeams, Capabilities, Clip, Method, ParamGroup, l2_normalize, mean_pool, require, setting
+from ctvr import (
+    Batch,
+    BlockSeams,
+    Capabilities,
+    Clip,
+    Method,
+    ParamGroup,
+    insert_prompts,
+    l2_normalize,
+    mean_pool,
+    require,
+    setting,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +40,8 @@ class L2PConfig:
 
     lr: float = setting(1e-4, doc="learning rate of prompts and keys")
     pool: int = setting(10, doc="number of prompts in the pool")
-    length: int = setting(4, doc="number of tokens of a prompt")
-    top: int = setting(3, doc="number N of prompts of a video", at_most="pool")
+    length: int = setting(5, doc="number of tokens of a prompt")
+    top: int = setting(5, doc="number N of prompts of a video", at_most="pool")
     pull: float = setting(0.5, doc="weight lambda of the distance between queries and chosen keys")
 
     def __post_init__(self) -> None:
@@ -61,7 +76,7 @@ class L2P(Method):
 
     def _encode(self, frames: Tensor, chosen: Tensor) -> Tensor:
         prompts = self.prompts[chosen].flatten(1, 2).repeat_interleave(frames.shape[1], dim=0)  # (B*T, N * length, D)
-        first = BlockSeams(before=lambda x, state: torch.cat([x[:, :1], prompts.to(x.dtype), x[:, 1:]], dim=1))
+        first = BlockSeams(before=insert_prompts(prompts))
         others = [None] * (len(self.backbone.vision.blocks) - 1)
         return mean_pool(self.backbone.vision(frames, [first, *others]))
 
@@ -72,4 +87,5 @@ class L2P(Method):
         return l2_normalize(self.backbone.text(tokens))
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        return {**super().losses(batch), "pull": self.config.pull * (1 - self._choose(batch.frames)[0]).mean()}
+        distances = (1 - self._choose(batch.frames)[0]).sum(1)
+        return {**super().losses(batch), "pull": self.config.pull * distances.mean()}

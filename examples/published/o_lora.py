@@ -5,7 +5,9 @@ Wang et al., "Orthogonal Subspace Learning for Language Model Continual Learning
     W_t = W + sum over i <= t of B_i A_i                    only B_t and A_t are trained
     loss = L + lambda sum over i < t of |A_i A_t'|^2        orthogonality
 
-What we changed: LoRA is on q and v of both CLIP towers.
+What we changed: LoRA is on q and v of both CLIP towers, with scale 1 and without dropout; in the authors' code the
+scale is 4 and the dropout 0.1. |.|^2 is the sum of squares; that code sums absolute values, and can also penalize
+the norms of A_t and B_t.
 """
 
 from __future__ import annotations

@@ -2,14 +2,16 @@
 
 Wang et al., "Self-Expansion of Pre-trained Models with Mixture of Adapters", arXiv:2403.18886:
 
-    y + sum of w_k adapter_k(x),   w = softmax(router x)         mixture
-    each adapter has a descriptor, an autoencoder of its inputs; loss = L + mean of (x - descriptor(x))^2
-    a block adds an adapter if z = (error - mean) / deviation exceeds a threshold for all of its descriptors
+    MLP(x) + sum of w_k adapter_k(x),  w = softmax(router m)      Sec. 3.4; m: mean of the tokens x of an image
+    loss = L + mean of (m - descriptor_k(m))^2                    Sec. 3.3; a descriptor is a linear autoencoder
+    z = (error - mean) / deviation                                Sec. 3.6; of the error of a descriptor
 
-`begin_task` adds a candidate to each block; `prepare_task` selects candidates, and a buffer keeps the selection.
-What we changed: all blocks decide at the same time, adapters are in the last vision blocks, and captions are encoded by
-CLIP.
-Shapes: K candidates so far, D width.
+A task adds an adapter to a block if z exceeds a threshold for all descriptors of the block; otherwise nothing is
+trained there. `begin_task` adds a candidate to each block; `prepare_task` selects candidates, and a buffer keeps the
+selection. m instead of x is from the authors' code. What we changed: all blocks decide at the same time, from the mean
+of z over a task, and blocks before the last `depth` have no adapter. Mean and deviation are those after the training.
+That code averages |z| over a batch, gives x to adapters before the LayerNorm, adds biases to router and adapters, and
+trains descriptors after the adapters. Captions are encoded by CLIP. Shapes: K candidates so far, D width.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class SemaConfig:
     lr: float = setting(1e-3, doc="learning rate")
     width: int = setting(8, doc="hidden width of adapters and descriptors")
     depth: int = setting(2, doc="number of the last vision blocks, which have adapters", depth=True)
-    threshold: float = setting(1.0, doc="z-score above which a block adds an adapter", later=True)
+    threshold: float = setting(
+        1.0, doc="z-score above which a block adds an adapter; 2 in the authors' code", later=True
+    )
 
     def __post_init__(self) -> None:
         require(self, ">= 0", "lr")
@@ -59,10 +63,10 @@ class Candidate(nn.Module):
         super().__init__()
         self.down, self.up = nn.Linear(width, inner), nn.Linear(inner, width, bias=False)
         nn.init.zeros_(self.up.weight)
-        self.descriptor = nn.Sequential(nn.Linear(width, inner), nn.ReLU(), nn.Linear(inner, width))
+        self.descriptor = nn.Sequential(nn.Linear(width, inner), nn.Linear(inner, width))
         self.row = nn.Parameter(torch.zeros(width))
         self.register_buffer("is_used", torch.tensor(False))
-        self.register_buffer("errors", torch.zeros(2))  # mean and standard deviation over the frames of its task
+        self.register_buffer("errors", torch.zeros(2))  # deviation and mean over the frames of its task
 
     def error(self, x: Tensor) -> Tensor:
         return (x - self.descriptor(x)).square().mean(-1)
@@ -76,8 +80,7 @@ class Sema(Method):
     def __init__(self, config: SemaConfig, backbone: Clip) -> None:
         super().__init__()
         self.config, self.backbone = config, backbone
-        self.depth = min(config.depth, len(backbone.vision.blocks))
-        self.blocks = nn.ModuleList(nn.ModuleList() for _ in range(self.depth))  # K candidates in each block
+        self.blocks = nn.ModuleList(nn.ModuleList() for _ in backbone.vision.blocks[-config.depth :])  # K candidates
 
     @classmethod
     def capabilities(cls, config: SemaConfig) -> Capabilities:
@@ -90,33 +93,36 @@ class Sema(Method):
     @torch.no_grad()
     def prepare_task(self, task: Task, loader: Iterable[Batch]) -> None:
         for block, x in zip(self.blocks, self._read(loader)):
-            known = [(each.error(x).mean() - each.errors[0]) / each.errors[1] for each in _used(block)]
-            block[-1].is_used.fill_(all(z > self.config.threshold for z in known))
+            scores = [(each.error(x).mean() - each.errors[1]) / each.errors[0] for each in block if each.is_used]
+            block[-1].is_used.fill_(all(z > self.config.threshold for z in scores))
 
     @torch.no_grad()
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
         for block, x in zip(self.blocks, self._read(loader)):
-            error = block[-1].error(x)
-            block[-1].errors.copy_(torch.stack([error.mean(), error.std().clamp(min=1e-6)]))
+            block[-1].errors.copy_(torch.stack(torch.std_mean(block[-1].error(x))).clamp(min=1e-6))
 
     def _read(self, loader: Iterable[Batch]) -> list[Tensor]:
-        return [torch.cat(x) for x in zip(*[(self.encode_video(b.frames), self.inputs)[1] for b in loader])]
+        passes = []
+        for batch in loader:
+            self.encode_video(batch.frames)  # sets `inputs`
+            passes.append(self.inputs)
+        return [torch.cat(x) for x in zip(*passes)]
 
     def param_groups(self) -> list[ParamGroup]:
         added = [p for block in self.blocks if block[-1].is_used for p in block[-1].parameters()]
         return [{"name": "added", "params": added, "lr": self.config.lr}] if added else []
 
     def _mix(self, block: nn.ModuleList, x: Tensor, output: Tensor, state: TokenState) -> Tensor:
-        self.inputs.append(x[:, 0].detach())
-        if not (used := _used(block)):
+        self.inputs.append(x.mean(1).detach())
+        if not (used := [each for each in block if each.is_used]):
             return output
-        weights = F.softmax(x @ torch.stack([each.row for each in used]).mT, dim=-1)
+        weights = F.softmax(x.mean(1, keepdim=True) @ torch.stack([each.row for each in used]).mT, dim=-1)
         return output + sum(w * each.up(F.relu(each.down(x))) for w, each in zip(weights.split(1, -1), used))
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        self.inputs: list[Tensor] = []  # class tokens (B*T, D) that enter each block's adapters
+        self.inputs: list[Tensor] = []  # m of each block's adapters, (B*T, D)
         seams = [BlockSeams(mlp=partial(self._mix, block)) for block in self.blocks]
-        first = [None] * (len(self.backbone.vision.blocks) - self.depth)
+        first = [None] * (len(self.backbone.vision.blocks) - len(seams))
         return mean_pool(self.backbone.vision(frames, [*first, *seams]))
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
@@ -126,7 +132,3 @@ class Sema(Method):
         terms = super().losses(batch)
         errors = [block[-1].error(x).mean() for block, x in zip(self.blocks, self.inputs) if block[-1].is_used]
         return {**terms, "descriptor": torch.stack(errors).sum()} if errors else terms
-
-
-def _used(block: nn.ModuleList) -> list[Candidate]:
-    return [each for each in block if each.is_used]

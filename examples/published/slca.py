@@ -3,11 +3,14 @@
 Zhang et al., "SLCA: Slow Learner with Classifier Alignment", arXiv:2303.05118. Slow learner: two learning rates.
 Classifier alignment: each class has a mean and a covariance of its features,
 
-    z ~ N(mean_c, covariance_c) for all classes c so far;   the head is trained on z after every task
+    z ~ N(f mean_c, covariance_c) for all classes c so far;   the head is trained on z after every later task
+    f = 0.9 + 0.1 (t_c + 1) / (t + 1)                         authors' code; t: task, t_c: task that c is from
 
 What we changed: the head maps captions, q = unit(x + W x), and each category has a Gaussian of its pairs [video, x].
-Logits are not normalized by task. Every commit stores C factors of covariances, (2d, 2d) each.
-Shapes: B pairs, d joint embedding, C categories.
+A step takes equally many samples of every category, and its loss compares the pairs; logits are not normalized by task.
+The next task continues from the aligned head; the authors' code returns to the head before the alignment. Their
+alignment has weight decay and a cosine schedule. Every commit stores C factors of covariances, (2d, 2d) each. Shapes:
+B pairs, d joint embedding, C categories.
 """
 
 from __future__ import annotations
@@ -40,9 +43,9 @@ class SlcaConfig:
 
     lr_slow: float = setting(1e-6, doc="learning rate of the towers")
     lr_head: float = setting(1e-4, doc="learning rate of the head")
-    lr_align: float = setting(1e-2, doc="learning rate in the alignment")
-    align_steps: int = setting(20, doc="number of steps of the alignment after a task")
-    samples: int = setting(4, doc="number of samples of a category in each step of the alignment")
+    lr_align: float = setting(1e-2, doc="learning rate in the alignment", later=True)
+    align_steps: int = setting(20, doc="number of steps of the alignment after a later task", later=True)
+    samples: int = setting(4, doc="number of samples of a category in each step of the alignment", later=True)
 
     def __post_init__(self) -> None:
         require(self, ">= 0", "lr_slow", "lr_head", "lr_align", "align_steps")
@@ -66,7 +69,7 @@ class Slca(Method):
     def begin_task(self, task: Task) -> None:
         if not task.index:
             width = 2 * self.backbone.embed_dim
-            self.register_buffer("seen", torch.zeros(task.num_categories, dtype=torch.bool))
+            self.register_buffer("origin", torch.full((task.num_categories,), -1))  # t_c, -1 before that task
             self.register_buffer("means", torch.zeros(task.num_categories, width))
             self.register_buffer("factors", torch.zeros(task.num_categories, width, width))  # L of L L' = covariance
 
@@ -95,13 +98,15 @@ class Slca(Method):
         videos, captions, categories = (torch.cat(part) for part in zip(*pairs))
         for c in categories.unique().tolist():
             z = torch.cat([videos, captions], dim=1)[categories == c].double()
-            covariance = (z - z.mean(0)).mT @ (z - z.mean(0)) / len(z)
+            covariance = (z - z.mean(0)).mT @ (z - z.mean(0)) / max(len(z) - 1, 1)
             noise = 1e-4 * torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
             self.means[c], self.factors[c] = z.mean(0), torch.linalg.cholesky(covariance + noise)
-            self.seen[c] = True
+            self.origin[c] = task.index
         optimizer = torch.optim.SGD([self.head.requires_grad_()], self.config.lr_align, momentum=0.9, fused=True)
-        for _ in range(self.config.align_steps):
-            mean, factor = (x[self.seen].repeat_interleave(self.config.samples, 0) for x in (self.means, self.factors))
+        scaled = self.means * (0.9 + 0.1 * (self.origin + 1) / (task.index + 1))[:, None]
+        for _ in range(self.config.align_steps if task.index else 0):
+            seen = (self.origin >= 0).nonzero()[:, 0].repeat_interleave(self.config.samples)
+            mean, factor = scaled[seen], self.factors[seen]
             video, x = (mean + (factor @ torch.randn_like(mean)[:, :, None])[:, :, 0]).chunk(2, dim=1)
             loss = contrastive(self.scale().detach() * self._map(x) @ l2_normalize(video).mT)
             (self.head.grad,) = torch.autograd.grad(loss, [self.head])

@@ -1,11 +1,12 @@
 """WiSE-FT and EMA: averaged weights for evaluation and raw weights for training, for any retriever.
 
     WiSE-FT    average = (1 - alpha) theta_0 + alpha theta       (Wortsman et al., arXiv:2109.01903)
-    EMA        average <- decay average + (1 - decay) theta      after every step (Polyak and Juditsky, 1992)
+    EMA        average <- decay average + (1 - decay) theta      after every step, from theta_0 on
 
 theta_0 are the initial weights; for parameters of CLIP they are the pre-trained ones. Galleries, evaluations and the
-saved model use the average, and the next task continues from theta. What we changed: the average is updated in every
-task, and theta_0 does not change.
+saved model use the average, and the next task continues from theta. What we changed: WiSE-FT is for one task; here the
+average is updated in every task, and theta_0 does not change. EMA is torch's `get_ema_avg_fn`; Polyak and Juditsky
+(1992) give all steps equal weights.
 """
 
 from __future__ import annotations
