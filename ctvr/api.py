@@ -141,6 +141,7 @@ def table(
     *,
     direction: Literal["t2v", "v2t", "both"] = "t2v",
     split: Literal["", "test", "val"] = "",
+    columns: Words = (),
     runs: Place = "runs",
 ) -> Any:
     """Return the table of the complete runs of a sweep or stream, with a row for each method.
@@ -153,16 +154,18 @@ def table(
         stream: name of a stream, instead of a sweep.
         direction: search of videos by captions (t2v), of captions by videos (v2t), or both.
         split: split of the table; if "", test if runs were measured on it, otherwise val.
+        columns: metrics to show as further columns, as `Run.metrics` names them.
         runs: folder of all output.
 
     Raises:
         ConfigError: if there are no such runs, or none of them is complete.
     """
     from ctvr.orchestrator.sweeps.table import made_tables
+    from ctvr.orchestrator.tables.shown_columns import with_metrics
 
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
-    for made in made_tables(_execution(runs), sweep, stream, direction, split):
+    for made in with_metrics(made_tables(_execution(runs), sweep, stream, direction, split), _words(columns)):
         notes += made.notes
         for row in made.rows:
             entry: dict[str, Any] = {"stream": made.stream, "method": row.label, "seeds": len(row.seeds)}

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Iterable
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -303,12 +304,14 @@ def _look_in_method_folders(module: str) -> None:
     finder.own.add(top)
 
 
-def _load_foreign(name: str, module: str, cls: str) -> type[Method]:
-    """Load a class from another package or from a file of the user."""
-    from ctvr.methods.base import Method
+def import_foreign(name: str, module: str) -> ModuleType:
+    """Import a module of another package or of the user, in which `name` is defined.
 
+    Raises:
+        ValueError: if it cannot be imported; the message begins with `name`.
+    """
     try:
-        found = getattr(importlib.import_module(module), cls, None)
+        return importlib.import_module(module)
     except ImportError as error:
         missing = str(error.name).partition(".")[0]
         hint = "Install its package, or put its folder on PYTHONPATH."
@@ -323,6 +326,13 @@ def _load_foreign(name: str, module: str, cls: str) -> type[Method]:
         said = error.msg if isinstance(error, SyntaxError) else error
         text = f"{type(error).__name__}: {said!s:.200}, {file}, line {line}"
         raise ValueError(f"{name}: {module} cannot be imported ({text}). Correct that line.") from error
+
+
+def _load_foreign(name: str, module: str, cls: str) -> type[Method]:
+    """Load a class from another package or from a file of the user."""
+    from ctvr.methods.base import Method
+
+    found = getattr(import_foreign(name, module), cls, None)
     config = getattr(found, "Config", None)  # it may be inherited
     if not (isinstance(found, type) and issubclass(found, Method) and dataclasses.is_dataclass(config)):
         meant = _class_in_file(name)

@@ -1,20 +1,51 @@
-"""Location of an exception in user code: a class in the user's file, or a plug-in of another package."""
+"""User code: objects in the user's files and plug-ins of other packages, and locations of exceptions in them."""
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import sys
 import traceback
+from importlib.metadata import EntryPoint
+from typing import Any
 
-from ctvr.methods import _MethodFolders, trusted
+from ctvr.methods import UntrustedClass, _look_in_method_folders, _MethodFolders, import_foreign, trusted
 
-GROUPS = ("methods", "streams", "protocols", "searchers", "schedulers", "search_spaces")  # after `ctvr.`
+GROUPS = (  # after `ctvr.`
+    "methods",
+    "streams",
+    "protocols",
+    "searchers",
+    "schedulers",
+    "search_spaces",
+    "metrics",
+    "optimizers",
+    "mirrors",
+)
+
+
+def load_object(point: EntryPoint, is_installed: bool) -> Any:
+    """Import the object of an entry point, or of a `MODULE:NAME` that the user has written.
+
+    Raises:
+        UntrustedClass: for a name that is not installed and that `trust` has not allowed.
+        ValueError: if the object cannot be imported.
+    """
+    if not is_installed:
+        if point.value not in trusted():
+            raise UntrustedClass(point.value)
+        _look_in_method_folders(point.module)
+    module = import_foreign(point.value, point.module)
+    try:
+        return functools.reduce(getattr, point.attr.split("."), module)
+    except AttributeError as error:
+        raise ValueError(f"{point.value}: {point.module} has no {point.attr}. Correct the name.") from error
 
 
 def place_in_user_code(error: BaseException) -> str:
     """Return the innermost line of user code in the traceback of an error, as `FILE, line N`; empty if none."""
     points = (point.value for kind in GROUPS for point in importlib.metadata.entry_points(group=f"ctvr.{kind}"))
-    tops = {place.partition(":")[0].partition(".")[0] for place in (*trusted(), *points)} - {"ctvr"}
+    tops = {place.partition(":")[0].partition(".")[0] for place in (*trusted(), *points)} - {"ctvr", "torch"}
     tops |= {name for finder in sys.meta_path if isinstance(finder, _MethodFolders) for name in finder.own}
     frames = [
         f"{frame.f_code.co_filename}, line {line}"

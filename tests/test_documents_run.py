@@ -22,7 +22,8 @@ import ray
 from ctvr.orchestrator.cli.main import main
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.streams import load
-from ctvr.orchestrator.streams.manifest import parse_manifest, read_json
+from ctvr.orchestrator.streams.json_reader import read_json
+from ctvr.orchestrator.streams.manifest import parse_manifest
 from tests.small_stream import write_stream
 from tests.test_commands import DOCUMENTS, ROOT, blocks_of, commands_of, lines_of
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
-from ctvr.orchestrator.cli.options import add_execution_options, get_existing_runs, get_runs_of_model, user_path
+from ctvr.orchestrator.cli.options import (
+    add_columns,
+    add_execution_options,
+    get_existing_runs,
+    get_runs_of_model,
+    user_path,
+)
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.interpreter import leave
 
@@ -103,6 +109,7 @@ def add_page(commands: Any) -> None:
     parser.add_argument(
         "--figures", type=user_path, metavar="FOLDER", help="also write the figures as SVG and PDF, into this folder"
     )
+    add_columns(parser)
     add_execution_options(parser)
     parser.set_defaults(run=_page)
 
@@ -111,7 +118,7 @@ def _page(arguments: argparse.Namespace) -> str:
     execution = get_existing_runs(arguments)
     from ctvr.orchestrator.jobs.report import make_report
 
-    return make_report(arguments.name, execution, arguments.html, arguments.figures)
+    return make_report(arguments.name, execution, arguments.html, arguments.figures, arguments.columns)
 
 
 def add_export(commands: Any) -> None:

@@ -175,6 +175,15 @@ def add_direction(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--direction", choices=("t2v", "v2t", "both"), help=text)
 
 
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def add_columns(parser: argparse._ActionsContainer) -> None:
+    text = "metrics to show as further columns of the table, as runs record them, for example stream/t2v/rsum"
+    parser.add_argument("--columns", type=_names, default=(), metavar="NAME,NAME", help=text)
+
+
 def get_direction(arguments: argparse.Namespace) -> Literal["t2v", "v2t", "both"]:
     return arguments.direction or "t2v"
 

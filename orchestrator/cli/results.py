@@ -8,6 +8,7 @@ import subprocess
 from typing import Any
 
 from ctvr.orchestrator.cli.options import (
+    add_columns,
     add_direction,
     add_doubles,
     add_execution_options,
@@ -45,6 +46,7 @@ def add_table(commands: Any) -> None:
         help="also print the differences in R@1 of all pairs of rows, with simultaneous intervals",
     )
     add_direction(parser)
+    add_columns(parser)
     add_execution_options(parser, folders=("runs",))
     parser.set_defaults(run=_table)
 
@@ -61,6 +63,7 @@ def _table(arguments: argparse.Namespace) -> str:
     if name:
         sweep, stream = (name, None) if execution.existing_tracker().find_sweep(name) else (None, name)
     direction, more = get_direction(arguments), {"figures": arguments.figures, "pairs": arguments.pairs}
+    more |= {"columns": arguments.columns}
     return table(execution, sweep, stream, direction, arguments.split, **more)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ctvr.orchestrator.errors import NOT_WRITABLE, ConfigError
 from ctvr.orchestrator.processes import hold_lock
-from ctvr.orchestrator.streams.manifest import read_json
+from ctvr.orchestrator.streams.json_reader import read_json
 
 _BEFORE = re.compile(r"\d{6}\.npy|texts\.npz|features\.yaml|canaries\.npz")  # of versions without numbered folders
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import Captions
-from ctvr.orchestrator.streams.manifest import read_json
+from ctvr.orchestrator.streams.json_reader import read_json
 from ctvr.orchestrator.text_files import lines_of, read_text
 
 

@@ -17,7 +17,7 @@ from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.console import printable
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.captions import captions_of
-from ctvr.orchestrator.streams.manifest import read_json
+from ctvr.orchestrator.streams.json_reader import read_json
 from ctvr.orchestrator.text_files import MOST, lines_of, read_text
 
 SEPARATORS = {",": "commas", ";": "';'", "\t": "tabs", "|": "'|'"}

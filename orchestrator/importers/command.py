@@ -31,8 +31,9 @@ from ctvr.orchestrator.importers.images import import_images
 from ctvr.orchestrator.importers.msrvtt_qa import NAME as QUESTIONS
 from ctvr.orchestrator.importers.msrvtt_qa import import_questions
 from ctvr.orchestrator.output_dir import check_name, is_name, nearest_name
+from ctvr.orchestrator.streams.json_reader import read_json
 from ctvr.orchestrator.streams.load import RENDERED
-from ctvr.orchestrator.streams.manifest import parse_manifest, read_json
+from ctvr.orchestrator.streams.manifest import parse_manifest
 
 # Kind -> its arguments with an example of each; those in OPTIONAL may be omitted
 KINDS: dict[str, dict[str, str]] = {

@@ -17,7 +17,7 @@ from ctvr.orchestrator.importers.cells import SPLIT_WORDS, captions_in, in_order
 from ctvr.orchestrator.importers.task_clusters import cluster_tasks
 from ctvr.orchestrator.importers.task_rules import CLUSTERS, RULES, check_rule, tasks_of
 from ctvr.orchestrator.streams.captions import MISSING
-from ctvr.orchestrator.streams.manifest import Reader
+from ctvr.orchestrator.streams.json_reader import Reader
 from ctvr.orchestrator.streams.stream import SPLITS
 
 REQUIRED = ("video", "caption", "split", "task")

@@ -25,7 +25,7 @@ from ctvr.orchestrator.importers.captions import (
 )
 from ctvr.orchestrator.importers.cells import captions_in, read_csv
 from ctvr.orchestrator.importers.folder_files import FolderFiles, describe_unread, keep_listed
-from ctvr.orchestrator.streams.manifest import read_json
+from ctvr.orchestrator.streams.json_reader import read_json
 from ctvr.orchestrator.streams.stream import SPLITS
 from ctvr.orchestrator.streams.videos import video_stem
 

@@ -32,7 +32,8 @@ from ctvr.orchestrator.importers.cells import (
 from ctvr.orchestrator.importers.folder_files import FolderFiles, describe_unread
 from ctvr.orchestrator.importers.shards import Shards, find_shards, split_of
 from ctvr.orchestrator.importers.video_ids import File, name_videos
-from ctvr.orchestrator.streams.manifest import FORMAT, Reader, read_json
+from ctvr.orchestrator.streams.json_reader import Reader, read_json
+from ctvr.orchestrator.streams.manifest import FORMAT
 from ctvr.orchestrator.streams.stream import SPLITS
 from ctvr.orchestrator.streams.videos import METADATA, STREAM
 from ctvr.orchestrator.video.endings import find_videos

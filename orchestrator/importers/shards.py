@@ -20,7 +20,7 @@ from ctvr.orchestrator.importers.cells import SPLIT_WORDS
 from ctvr.orchestrator.importers.shard_files import NAMES, RATIO, READERS, SPARE, read_shard
 from ctvr.orchestrator.importers.video_ids import File
 from ctvr.orchestrator.output_dir import write_in_runs
-from ctvr.orchestrator.streams.manifest import read_json
+from ctvr.orchestrator.streams.json_reader import read_json
 from ctvr.orchestrator.streams.videos import VIDEO_SUFFIXES
 
 _WORD = re.compile("|".join(rf"(?<![a-z]){word}(?![a-z])" for word in SPLIT_WORDS))

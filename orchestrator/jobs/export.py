@@ -169,4 +169,5 @@ def _item(item: Item) -> dict[str, Any]:
         "category": item.category,
         "captions": list(item.captions),
         **({"answers": list(item.answers)} if item.answers else {"twin": item.twin}),
+        **({"relevant": list(map(list, item.relevant))} if item.relevant else {}),
     }

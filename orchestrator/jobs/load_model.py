@@ -17,8 +17,8 @@ from ctvr.orchestrator.retrieval.model import Block, Model
 from ctvr.orchestrator.settings.presets import get_method
 from ctvr.orchestrator.settings.resolve import named_in, resolve
 from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.streams.json_reader import read_json
 from ctvr.orchestrator.streams.load import load_stream
-from ctvr.orchestrator.streams.manifest import read_json
 from ctvr.orchestrator.streams.newer import with_newer
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.streams.videos import VideoPlaces

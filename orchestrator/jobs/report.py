@@ -29,6 +29,7 @@ from ctvr.orchestrator.sweeps.selection import (
 )
 from ctvr.orchestrator.sweeps.table import made_tables, no_runs_of
 from ctvr.orchestrator.sweeps.verdict import read_verdict
+from ctvr.orchestrator.tables.shown_columns import with_metrics
 from ctvr.orchestrator.tables.table import Table
 from ctvr.orchestrator.tables.write import write_slides
 from ctvr.orchestrator.tracking.run_record import RunRecord, is_count
@@ -36,9 +37,15 @@ from ctvr.orchestrator.tracking.server import default_uri
 from ctvr.orchestrator.tracking.tracker import Tracker
 
 
-def make_report(name: str, execution: ExecutionConfig, html: Path | None = None, figures: Path | None = None) -> str:
+def make_report(
+    name: str,
+    execution: ExecutionConfig,
+    html: Path | None = None,
+    figures: Path | None = None,
+    columns: Sequence[str] = (),
+) -> str:
     """Write a report as `write_report` does; return the line that names its file and the folder of its figures."""
-    file = write_report(name, execution, html, figures)
+    file = write_report(name, execution, html, figures, columns)
     return f"written: {file}" if figures is None else f"written: {file}, and figures as SVG and PDF in {figures}"
 
 
@@ -47,13 +54,20 @@ def open_line(name: str, execution: ExecutionConfig) -> str:
     return f"open: {write_report(name, execution).as_uri()}#{ANCHOR}"
 
 
-def write_report(name: str, execution: ExecutionConfig, html: Path | None = None, figures: Path | None = None) -> Path:
+def write_report(
+    name: str,
+    execution: ExecutionConfig,
+    html: Path | None = None,
+    figures: Path | None = None,
+    columns: Sequence[str] = (),
+) -> Path:
     """Write the report of a sweep with its rerun, of a rerun, or of all complete runs of a stream; return its path.
 
     Args:
         name: name of a sweep, a rerun (NAME-final-...) or a stream.
         html: the file; if None, `RUNS/pages/NAME.html`.
         figures: folder in which the figures of the tables are also written as SVG and PDF.
+        columns: names of further metrics, each a column of the tables.
 
     Raises:
         ConfigError: if no complete run is found, or a file cannot be written.
@@ -67,7 +81,7 @@ def write_report(name: str, execution: ExecutionConfig, html: Path | None = None
     search = tracker.find_sweep(str(sweep.settings.get("rerun_of", name))) if sweep else None
     reruns = tracker.find_runs(tags={"ctvr.rerun_of": name, COMPLETE: "true"}) if sweep else []
     shown = reruns[-1].tags["ctvr.sweep"] if reruns else name
-    tables = made_tables(execution, shown, None) if sweep else made_tables(execution, None, name)
+    tables = with_metrics(made_tables(execution, *((shown, None) if sweep else (None, name))), columns)
     if figures is not None:
         write_slides(tables, figures)
     facts = _facts(name, search or sweep, tracker)

@@ -9,7 +9,7 @@
                    weights       of the backbone, with the description of its architecture
                    code ...      every source file of DIGESTED_PACKAGES, one digest per package; the method with
                                  everything that it imports; and the closure (foreign_code.py) of a method, base,
-                                 protocol or stream of another package
+                                 protocol, stream, metric or optimizer of another package
                    torch, open_clip    their versions
                    device        cpu or cuda
                    capability    the vector instructions that torch uses (CPU only)

@@ -20,7 +20,7 @@ from ctvr.orchestrator.on_ray.plan_places import OPTIONS, own_places, writer_of
 from ctvr.orchestrator.on_ray.plan_types import check_types, naming_plan, wrong_value
 from ctvr.orchestrator.output_dir import publish
 from ctvr.orchestrator.redaction import redact_data
-from ctvr.orchestrator.streams.manifest import read_json
+from ctvr.orchestrator.streams.json_reader import read_json
 from ctvr.orchestrator.streams.metric_names import ACCURACY, GAIN, MEAN, SEARCHED
 
 if TYPE_CHECKING:

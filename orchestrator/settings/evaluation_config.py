@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ctvr.methods.settings import SettingError, require, setting
+from ctvr.orchestrator.settings.plugins import Plugins
+
+METRICS = Plugins("metric", "metrics", "evaluation.metrics")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,11 @@ class EvaluationConfig:
         False,
         doc="whether to count the multiply-adds of a video and of a query, the trained parameters and the stored "
         "values after every task, as stream/cost/...; searches with such an objective set it",
+    )
+    metrics: tuple[str, ...] = setting(
+        (),
+        doc="metrics of other packages, or MODULE:FUNCTION of your own, that are also computed in every evaluation, as "
+        "stream/t2v/... (docs/metrics.md)",
     )
     knn_k: int = setting(200, doc="k of the second k-NN accuracy on image streams, equal after every task")
     knn_share: float | None = setting(

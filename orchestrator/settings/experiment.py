@@ -25,8 +25,9 @@ from ctvr.orchestrator.keys.run_key import (
     stream_digest,
     weights_digest,
 )
-from ctvr.orchestrator.settings.evaluation_config import EvaluationConfig
-from ctvr.orchestrator.settings.optim_config import OptimConfig
+from ctvr.orchestrator.settings.evaluation_config import METRICS, EvaluationConfig
+from ctvr.orchestrator.settings.optim_config import OPTIMIZERS, OptimConfig
+from ctvr.orchestrator.settings.tracking_config import MIRRORS, TrackingConfig
 from ctvr.orchestrator.streams.metric_names import ADDS_METRICS
 from ctvr.orchestrator.streams.stream import Stream
 
@@ -143,28 +144,6 @@ class RunConfig:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrackingConfig:
-    """Settings of a second tracker next to MLflow, and of stored weights. They do not affect results."""
-
-    mirror: Literal["none", "tensorboard", "wandb", "trackio"] = setting(
-        "none", doc="second tracker next to MLflow, which writes offline below the runs folder"
-    )
-    keep_checkpoints: bool = setting(
-        False,
-        doc="whether to keep the weights after every task instead of the last two; the run then does not share tasks "
-        "with other runs",
-    )
-    pause_minutes: float = setting(
-        15.0,
-        doc="minutes between two mid-task checkpoints, from which a killed run continues; 0: only at a signal or at "
-        "a machine's preemption notice",
-    )
-
-    def __post_init__(self) -> None:
-        require(self, ">= 0", "pause_minutes", hint="Use 15.")
-
-
 GROUPS: dict[str, type] = {
     "backbone": BackboneConfig,
     "data": DataConfig,
@@ -264,6 +243,20 @@ class Experiment:
         of_base = self.base is not None and getattr(find_method(self.method.base), fact)(self.base)
         return bool(getattr(find_method(self.run.method), fact)(self.method, of_base))
 
+    def check_plugins(self) -> None:
+        """Check the metrics, the optimizer and the mirror of other packages.
+
+        Raises:
+            ConfigError: if one of them is unknown or cannot be loaded.
+        """
+        for plugins, names in (
+            (METRICS, self.evaluation.metrics),
+            (OPTIMIZERS, [self.optim.name]),
+            (MIRRORS, [self.tracking.mirror]),
+        ):
+            for name in names:
+                plugins.check(name)
+
     def key(self, stream: Stream, frames: str = "", device: str = "cpu") -> str:
         """Return the digest of everything that determines the result (run_key.py).
 
@@ -307,6 +300,8 @@ class Experiment:
             **code_digests(self.run.method, getattr(self.method, "base", None)),
             **protocol_digest(stream.protocol),
             **stream_digest(self.run.stream),
+            **METRICS.digests(self.evaluation.metrics),
+            **OPTIMIZERS.digests([self.optim.name]),
             **environment(device),
         }
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from ctvr.methods.base import Decay
 from ctvr.methods.settings import SettingError, require, setting
+from ctvr.orchestrator.settings.plugins import Plugins
+
+Optimizer = Literal["adamw", "adamw_hf", "bert_adam", "sgd"]
+OPTIMIZERS = Plugins("optimizer", "optimizers", "optim.name", get_args(Optimizer))
 
 # Factor of the peak learning rates at step k = 0, 1, ... of K, after W warm-up steps. docs/recipes.md lists the papers.
 #   cosine           (1 + cos(pi (k - W) / (K - W))) / 2
@@ -35,10 +39,10 @@ Schedule = Literal[
 class OptimConfig:
     """Settings of the optimization of each task. Defaults: CTVR (arXiv:2503.10111), section 5.1."""
 
-    name: Literal["adamw", "adamw_hf", "bert_adam", "sgd"] = setting(
+    name: Optimizer | str = setting(
         "adamw",
         doc="optimizer. adamw_hf: AdamW of early versions of transformers; bert_adam: BertAdam of CLIP4Clip; "
-        "sgd: SGD with `momentum`",
+        "sgd: SGD with `momentum`; or one of another package, or MODULE:FUNCTION (docs/metrics.md)",
     )
     epochs: int = setting(20, doc="epochs per task")
     lr_scale: float = setting(1.0, doc="factor of every learning rate of the method")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.streams.json_reader import read_json
 from ctvr.orchestrator.streams.load import BENCHMARKS, RENDERED, available_streams, plugins
-from ctvr.orchestrator.streams.manifest import read_json
 
 ABOUT = {
     "shapes-cvlm": "five small data sets, one after the other",

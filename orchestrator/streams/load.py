@@ -11,7 +11,8 @@ from pathlib import Path
 from ctvr.orchestrator.config import closest
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.interpreter import gc_disabled
-from ctvr.orchestrator.streams.manifest import parse_manifest, read_json
+from ctvr.orchestrator.streams.json_reader import read_json
+from ctvr.orchestrator.streams.manifest import parse_manifest
 from ctvr.orchestrator.streams.stream import Stream
 
 RENDERED = {

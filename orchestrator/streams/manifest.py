@@ -9,7 +9,8 @@ A manifest is one JSON file (format 1):
      "held_out": number of training videos per category of the published split that are "val" here (optional),
      "tasks": [{"name": "task_01", "categories": [...], "train": [ITEM], "val": [ITEM], "test": [ITEM]}]}
     ITEM = {"video": id, "path": path below `videos`, "segment": [start, end] in seconds | null,
-            "category": str, "captions": [str], "twin": id | null}
+            "category": str, "captions": [str], "twin": id | null,
+            "relevant": for each caption, [id] of all relevant videos of the split, its own included (optional)}
 
 In the protocol `ucl` an ITEM is {"video": id, "path": array (N, S, S, 3) of uint8 below `videos`, "category": str}: the
 images of a class in a split (`data/images.py`). In `qa` the captions are questions, and an ITEM has "answers": [str],
@@ -20,20 +21,17 @@ one per question.
 
 from __future__ import annotations
 
-import json
-import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
-from pathlib import Path, PurePosixPath
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
 
 from ctvr.orchestrator.config import suggest
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.output_dir import check_name
+from ctvr.orchestrator.streams.json_reader import Reader, kind_of
 from ctvr.orchestrator.streams.protocol_names import PROTOCOLS, plugins
 from ctvr.orchestrator.streams.stream import SPLITS, Item, Segment, Stream, StreamTask
 from ctvr.orchestrator.streams.videos import VideoPlaces
-from ctvr.orchestrator.text_files import read_text
 
 FORMAT = 1
 # Protocol -> required and optional fields of an item, besides id, path and category
@@ -41,115 +39,6 @@ FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "ucl": ((), ()),
     "qa": (("captions", "answers"), ("segment",)),
 }
-_ODD_PARTS = frozenset({"", ".", ".."})
-
-
-def read_json(path: Path, unique_keys: bool = False) -> Any:
-    """Read a JSON file.
-
-    Args:
-        unique_keys: whether to reject objects that repeat a key (otherwise the last value is kept), and NaN and
-            Infinity, which are not JSON.
-
-    Raises:
-        ConfigError: if the file is missing, not a regular file, not text or not JSON; the message gives the line.
-    """
-    hook = _unique_object if unique_keys else None
-    text = read_text(path)
-    if not text.strip():
-        raise ConfigError("is empty", path, remedy="Use another file.")
-    try:
-        return json.loads(text, object_pairs_hook=hook, parse_constant=_no_number if unique_keys else None)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"line {error.lineno}: not JSON ({error.msg})", path, remedy="Correct this line.") from error
-    except RecursionError as error:
-        raise ConfigError("nested too deeply", path, remedy="Use the original file.") from error
-    except ValueError as error:
-        raise ConfigError(f"not usable JSON ({str(error).splitlines()[0]})", path, remedy="Correct it.") from error
-
-
-def _no_number(word: str) -> float:
-    raise ValueError(f"{word} is not a JSON number")
-
-
-def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) == len(pairs):
-        return found
-    repeated = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
-    raise ValueError(f"key {repeated[0]!r:.60} occurs twice in one object")
-
-
-class Reader:
-    """Validator of plain values. An error is one line: source, place, problem, remedy."""
-
-    def __init__(self, source: str) -> None:
-        self.source = source
-
-    def fail(self, where: str, problem: str, remedy: str) -> NoReturn:
-        place = f"{_brief(where)}: " if where else ""
-        raise ConfigError(f"{place}{_brief(problem)}. {remedy}", self.source)
-
-    def object(self, value: Any, where: str, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Any]:
-        known = [*required, *optional]
-        if not isinstance(value, dict):
-            self.fail(where, f"is {_kind(value)}, not an object", f"Use an object with {', '.join(known)}.")
-        for name in value:
-            if name not in known:
-                hint = suggest(str(name), known).strip()
-                self.fail(where, f"unknown field {name!r}", hint or f"Remove it; known: {', '.join(known)}.")
-        for name in required:
-            if name not in value:
-                self.fail(where, f"field {name!r} is missing", f"Add {name!r}.")
-        return value
-
-    def array(self, value: Any, where: str) -> list[Any]:
-        if not isinstance(value, list):
-            self.fail(where, f"is {_kind(value)}, not a list", "Use a list: [...].")
-        return value
-
-    def text(self, value: Any, where: str, one_line: bool = True) -> str:
-        if not isinstance(value, str):
-            self.fail(where, f"is {_kind(value)}, not text", "Use text in double quotes.")
-        if not value.strip():
-            self.fail(where, "is empty", "Add text, or remove it.")
-        if value.isprintable():  # false for half a surrogate pair
-            return value
-        if one_line:
-            self.fail(where, "contains a character that is not printable", "Use printable characters on one line.")
-        if any("\ud800" <= char <= "\udfff" for char in value):
-            self.fail(where, "contains half a surrogate pair, which is not text", "Use the whole character.")
-        return value
-
-    def segment(self, value: Any, where: str) -> Segment | None:
-        if value is None:
-            return None
-        remedy = "Use [start, end] in seconds with 0 <= start < end, or null for the whole video."
-        numbers = isinstance(value, list) and all(type(n) in (int, float) for n in value)
-        if not numbers or len(value) != 2:
-            self.fail(where, "is not a pair of numbers", remedy)
-        if not all(abs(n) < 1e9 and math.isfinite(n) for n in value) or not 0 <= value[0] < value[1]:
-            self.fail(where, f"is not a time segment (got {str(value)[:60]})", remedy)
-        return float(value[0]), float(value[1])
-
-    def path(self, value: Any, where: str) -> str:
-        text = self.text(value, where)
-        if "\\" not in text and not _ODD_PARTS.intersection(text.split("/")):
-            return text  # as `PurePosixPath` would write it
-        path = PurePosixPath(text)
-        if path.is_absolute() or ".." in path.parts or "\\" in str(path) or not path.parts:
-            self.fail(where, f"{value!r} is outside the videos folder", "Use a path below `videos`, with '/'.")
-        return str(path)
-
-
-def _brief(text: str) -> str:
-    """Shorten an overlong ID or name for a message."""
-    return text if len(text) <= 300 else f"{text[:200]} ... {text[-60:]}"
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number")
 
 
 def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = None) -> Stream:
@@ -194,6 +83,7 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
         if count > 1:
             reader.fail(f"tasks: {name}", f"{count} tasks have this name", "Use a unique name for each task.")
     _check_unique(reader, tasks)
+    _check_relevant(reader, tasks)
     _check_kinds(reader, tasks, top["protocol"] == "ucl")
     return Stream(
         name=_stream_name(reader, top["name"]),
@@ -227,10 +117,10 @@ def _text_features(reader: Reader, value: Any, videos: Path) -> str | None:
 
 def _parse_settings(reader: Reader, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        reader.fail("settings", f"is {_kind(value)}, not an object", 'Use {"data.num_frames": 12}.')
+        reader.fail("settings", f"is {kind_of(value)}, not an object", 'Use {"data.num_frames": 12}.')
     for name, setting in value.items():
         if isinstance(setting, dict | list):
-            reader.fail(f"settings: {name}", f"is {_kind(setting)}", "Use one value per dotted name.")
+            reader.fail(f"settings: {name}", f"is {kind_of(setting)}", "Use one value per dotted name.")
         if isinstance(setting, int | float) and not abs(setting) < 2**63:  # also true for NaN
             reader.fail(f"settings: {name}", f"is {str(setting)[:30]}", "Use a finite number of at most 18 digits.")
     return dict(value)
@@ -266,7 +156,7 @@ def _parse_item(
 ) -> Item:
     has_id = isinstance(value, dict) and isinstance(value.get("video"), str)
     where = f"{where}: video {value['video']!r}" if has_id else f"{where}: item no. {number}"
-    has_images, fields = protocol == "ucl", FIELDS.get(protocol, (("captions",), ("segment", "twin")))
+    has_images, fields = protocol == "ucl", FIELDS.get(protocol, (("captions",), ("segment", "twin", "relevant")))
     item = reader.object(value, where, ("video", "path", "category", *fields[0]), fields[1])
     category = reader.text(item["category"], f"{where}: category")
     if category not in categories:
@@ -285,6 +175,7 @@ def _parse_item(
         ),
         twin=None if item.get("twin") is None else reader.text(item["twin"], f"{where}: twin"),
         answers=_answers(reader, item, where, len(captions)),
+        relevant=_relevant(reader, item, where, len(captions)),
     )
 
 
@@ -295,6 +186,38 @@ def _answers(reader: Reader, item: dict[str, Any], where: str, questions: int) -
     if len(answers) != questions:
         reader.fail(f"{where}: answers", f"has {len(answers)} for {questions} questions", "Use one per question.")
     return tuple(reader.text(answer, f"{where}: answers[{n}]") for n, answer in enumerate(answers))
+
+
+def _relevant(reader: Reader, item: dict[str, Any], where: str, captions: int) -> tuple[tuple[str, ...], ...]:
+    """Return the ids of the videos that are relevant to each caption; () if they are not listed."""
+    if "relevant" not in item:
+        return ()
+    lists = reader.array(item["relevant"], f"{where}: relevant")
+    if len(lists) != captions:
+        reader.fail(f"{where}: relevant", f"has {len(lists)} lists for {captions} captions", "Use one per caption.")
+    found = []
+    for number, listed in enumerate(lists):
+        place = f"{where}: relevant[{number}]"
+        ids = tuple(reader.text(video, place) for video in reader.array(listed, place))
+        if item["video"] not in ids:
+            reader.fail(place, f"lacks {item['video']!r}, the caption's own video", "Add it.")
+        if repeated := [video for video, count in Counter(ids).items() if count > 1]:
+            reader.fail(place, f"{repeated[0]!r} occurs twice", "Keep one of them.")
+        found.append(ids)
+    return tuple(found)
+
+
+def _check_relevant(reader: Reader, tasks: tuple[StreamTask, ...]) -> None:
+    """Require that relevant videos are in the split of their caption, because only these are searched together."""
+    for split in SPLITS:
+        items = [(task, item) for task in tasks for item in getattr(task, split)]
+        ids = {item.video for _, item in items}
+        for task, item in items:
+            for number, video in ((n, each) for n, listed in enumerate(item.relevant) for each in listed):
+                if video not in ids:
+                    where = f"{task.name}: {split}: video {item.video!r}: relevant[{number}]"
+                    remedy = f"Use ids of {split} videos."
+                    reader.fail(where, f"video {video!r} does not exist in the split {split}", remedy)
 
 
 def _check_unique(reader: Reader, tasks: tuple[StreamTask, ...]) -> None:

@@ -20,7 +20,13 @@ ADDS_METRICS: dict[str, object] = {
     "evaluation.also": (),
     "evaluation.distractors": (),
     "evaluation.distractors_from": "",
+    "evaluation.metrics": (),
 }
+# Names after `stream/t2v/` that runs or tables compute, which metrics of other packages cannot have
+OF_QUERIES = frozenset(
+    {"r1", "r5", "r10", "rsum", "medr", "meanr", "twin", "r1_twins", "r1_no_twins", "bwf", "bwf_union", "fr", "hm"}
+    | {"r1_gain", "r1_mean", "r1_current", "r1_own", "r1_incremental"}
+)
 COSTS = "stream/cost/"  # prefix of the metrics of evaluation.costs
 OBJECTIVES = {  # word of `ctvr sweep --objectives` -> metric, better direction
     "gain": (GAIN, "max"),

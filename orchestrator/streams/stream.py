@@ -39,6 +39,7 @@ class Item:
     captions: tuple[str, ...]
     twin: str | None = None  # id of the same scene played backwards, if the stream has one
     answers: tuple[str, ...] = ()  # answers to the questions; empty in other streams
+    relevant: tuple[tuple[str, ...], ...] = ()  # for each caption, ids of all relevant videos; empty: only this video
     chunk: int | None = None  # set for training videos if the stream hides its boundaries (`chunked`)
 
     def __hash__(self) -> int:
@@ -334,6 +335,7 @@ class Stream:
 
 def _identity(item: Item) -> list[Any]:
     more: list[Any] = [list(item.answers)] if item.answers else []
+    more += [{"relevant": item.relevant}] if item.relevant else []
     more += [{"chunk": item.chunk}] if item.chunk is not None else []
     return [item.video, item.segment, item.category, list(item.captions), item.twin, *more]
 
@@ -343,8 +345,5 @@ def _draw(item: Item) -> bytes:
 
 
 def iter_items(stream: Stream) -> Iterator[tuple[StreamTask, str, Item]]:
-    """Yield (task, split name, item) for every item."""
-    for task in stream.tasks:
-        for split in SPLITS:
-            for item in getattr(task, split):
-                yield task, split, item
+    """Return an iterator of (task, split name, item) over all items."""
+    return ((task, split, item) for task in stream.tasks for split in SPLITS for item in getattr(task, split))

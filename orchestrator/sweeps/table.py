@@ -27,7 +27,7 @@ from ctvr.orchestrator.tables.paper_comparison import ROW, TABLE_NAME, PaperRun
 from ctvr.orchestrator.tables.paper_numbers import PublishedRow, published_rows, row_of
 from ctvr.orchestrator.tables.screen import pairs_text, to_text
 from ctvr.orchestrator.tables.setting_diff import of_benchmark
-from ctvr.orchestrator.tables.shown_columns import Direction
+from ctvr.orchestrator.tables.shown_columns import Direction, with_metrics
 from ctvr.orchestrator.tables.significance import all_pairs, read_ranks
 from ctvr.orchestrator.tables.table import Table
 from ctvr.orchestrator.tables.write import write
@@ -48,6 +48,7 @@ def table(
     names_report: bool = True,
     figures: bool = False,
     pairs: bool = False,
+    columns: Sequence[str] = (),
 ) -> str:
     """Write and return the table of a sweep's complete runs (or of each stream's complete runs) on one split.
 
@@ -59,11 +60,12 @@ def table(
         names_report: whether to suggest `ctvr report`, which a sweep writes itself.
         figures: whether to draw figures.
         pairs: whether to add the differences of all pairs of rows.
+        columns: names of further metrics, each a column.
 
     Raises:
         ConfigError: if no run, or no complete run, is found.
     """
-    made = made_tables(execution, sweep, stream, direction, split)
+    made = with_metrics(made_tables(execution, sweep, stream, direction, split), columns)
     name = sweep or stream or "all"
     place = execution.runs.resolve() / "tables" / name.replace(",", "+")
     try:

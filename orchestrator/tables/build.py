@@ -226,6 +226,7 @@ def _row(runs: list[RunRecord]) -> Row:
         access=access_of(first),
         seconds=sum(map(seconds_of, runs)) + float(first.tags.get("ctvr.search_seconds", 0)),
         place=int(first.tags.get("ctvr.place", 0)),
+        recorded=means,
         extra={key: value for key, value in means.items() if key not in {*names.values(), *values}},
         curve=points,
         gains=tuple(curve(runs, GAIN)) if points else (),

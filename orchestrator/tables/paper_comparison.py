@@ -98,7 +98,7 @@ def more_columns(rows: Sequence[Row], printed: Sequence[str]) -> list[Column]:
         column for key, (column, _) in PRINTED.items() if key in wanted and any(key in row.values for row in rows)
     ]
     means = {each.key: [row.values[each.key].mean for row in rows if each.key in row.values] for each in columns}
-    return [*age_columns(rows), *(replace(each, digits=_digits(each, means[each.key])) for each in columns)]
+    return [*age_columns(rows), *(replace(each, digits=digits_of(each, means[each.key])) for each in columns)]
 
 
 def requested_columns(runs: Sequence[RunRecord]) -> list[str]:
@@ -106,7 +106,7 @@ def requested_columns(runs: Sequence[RunRecord]) -> list[str]:
     return [key for run in runs for key in run.tags.get(EXTRA_COLUMNS, "").split(",") if key]
 
 
-def _digits(column: Column, means: Sequence[float]) -> int:
+def digits_of(column: Column, means: Sequence[float]) -> int:
     """Return the number of decimals of a column. A small value, such as GMACs of a small backbone, increases it."""
     smallest = min((abs(mean) for mean in means if mean and math.isfinite(mean)), default=1.0)
     return max(column.digits, 1 - math.floor(math.log10(smallest))) if column.digits else 0  # counts are integers

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ctvr.methods import is_place
 from ctvr.orchestrator.config import Settings, build, suggest
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.streams.manifest import read_json
+from ctvr.orchestrator.streams.json_reader import read_json
 from ctvr.orchestrator.tables.table_columns import EXTRA
 
 if TYPE_CHECKING:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal
 
-from ctvr.orchestrator.tables.paper_comparison import TABLE_NAME, more_columns, requested_columns
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.tables.paper_comparison import TABLE_NAME, digits_of, more_columns, requested_columns
 from ctvr.orchestrator.tables.paper_numbers import paper_numbers, printed_columns
 from ctvr.orchestrator.tables.presets import columns_of
-from ctvr.orchestrator.tables.table import Column, Row
+from ctvr.orchestrator.tables.table import Column, Row, Table
 from ctvr.orchestrator.tables.table_columns import ACCESS_COLUMNS, COLUMNS, OF, OVERALL, PRINTED, TWINS, V2T, V2T_SUM
 
 if TYPE_CHECKING:
@@ -59,3 +62,38 @@ def _cvlm_columns(rows: Sequence[Row], records: Sequence[RunRecord]) -> tuple[Co
         if any(f"{task}/fr" in row.values for row in rows):
             columns.append(Column(f"{task}/fr", f"{title} FR", "down"))
     return (*columns, COLUMNS[-1])
+
+
+def with_metrics(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
+    """Return the tables with a last column for each metric of `names` that a run of the table recorded.
+
+    A column has means and standard deviations, without bold cells and comparisons.
+
+    Args:
+        names: names of metrics, as runs record them.
+
+    Raises:
+        ConfigError: for a name that no run of the tables recorded; the message has similar names.
+    """
+    known = {name for table in tables for row in table.rows for name in row.recorded}
+    for name in names:
+        if name not in known:
+            near = [each for each in sorted(known) if each.endswith(f"/{name}")] or get_close_matches(name, known)
+            remedy = f"Use {' or '.join(near)}." if near else f"Use one of {', '.join(sorted(known))}."
+            raise ConfigError("no run of the table has this metric", "--columns", name, remedy)
+    return [
+        _with_metrics(table, [name for name in names if any(name in r.recorded for r in table.rows)])
+        for table in tables
+    ]
+
+
+def _with_metrics(table: Table, names: Sequence[str]) -> Table:
+    rows = [
+        replace(row, values={**row.values, **{n: row.recorded[n] for n in names if n in row.recorded}})
+        for row in table.rows
+    ]
+    plain = [Column(name, name.removeprefix("stream/")) for name in names]
+    more = [
+        replace(c, digits=digits_of(c, [row.values[c.key].mean for row in rows if c.key in row.values])) for c in plain
+    ]
+    return replace(table, columns=(*table.columns, *more), rows=tuple(rows))

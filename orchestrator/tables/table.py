@@ -83,7 +83,8 @@ class Row:
     settings: Mapping[str, str] = field(default_factory=dict)  # settings that differ between rows of the method
     differs: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # setting -> (our value, the paper's)
     differs_from: str = ""  # the paper run with which the row is compared, as text
-    extra: Mapping[str, Value] = field(default_factory=dict)  # every other final metric, for the CSV
+    recorded: Mapping[str, Value] = field(default_factory=dict)  # every final metric, by the name that runs record
+    extra: Mapping[str, Value] = field(default_factory=dict)  # those that are not in `values`, for the CSV
     intervals: Mapping[str, Difference] = field(default_factory=dict)  # column -> difference that the cell shows
     vs_best: Difference | None = None  # R@1 minus R@1 of the best row of the block, simultaneous
     is_reference: bool = False  # True: best R@1 among the compared rows of its block

@@ -1,12 +1,15 @@
-"""Mirrors of a run's metrics on the local disk: TensorBoard, Weights & Biases or trackio.
+"""Mirrors of a run's metrics on the local disk: CSV, TensorBoard, Weights & Biases, trackio, or a class of yours.
 
 MLflow is the record; a mirror may lose values and must never stop or slow a run. A separate thread writes the values.
 Rows that do not fit into its queue are dropped, and its first error ends the mirror with one log line. Mirrors do not
-use the network: W&B runs offline (`wandb sync` uploads), and trackio and TensorBoard write files.
+use the network: W&B runs offline (`wandb sync` uploads), and the others write files.
+
+A class of another package has the members of `Writer`. It is an entry point `ctvr.mirrors`, or `MODULE:CLASS`.
 """
 
 from __future__ import annotations
 
+import csv
 import importlib
 import logging
 import os
@@ -15,24 +18,44 @@ import threading
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.settings.tracking_config import MIRRORS
 
 log = logging.getLogger(__name__)
 ROOM = 10_000  # capacity of the queue, in rows
 PATIENCE = 10.0  # seconds to wait for the thread at the end of a run
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
-Row = tuple[int, dict[str, float]]  # step, values
+Row = tuple[int, dict[str, float], int | None]  # the arguments of `Writer.write`
+
+
+class Writer(Protocol):
+    """Writes the rows of one run. Its class is called with folder, run, project (the stream) and settings."""
+
+    def write(self, step: int, values: Mapping[str, float], task: int | None) -> None:
+        """Write named values.
+
+        Args:
+            step: optimizer steps so far; in a row with `task`, equal to it.
+            task: tasks learned so far, for values that are measured after a task; None for values of training.
+        """
+
+    def end(self) -> None:
+        """Close the files after the last row of the run."""
 
 
 def check_mirror(name: str) -> None:
     """Check that the package of a mirror is installed, before anything is trained.
 
     Raises:
-        ConfigError: if the package is missing; the message names it.
+        ConfigError: if the package is missing, the name is unknown, or the class lacks a member of `Writer`.
     """
-    if name != "none" and find_spec(PACKAGES[name]) is None:
+    made = MIRRORS.load(name)
+    missing = [each for each in ("write", "end") if isinstance(made, type) and not hasattr(made, each)]
+    if missing:
+        raise ConfigError(f"{name} lacks the method {missing[0]}", MIRRORS.setting, remedy="Add it (docs/metrics.md).")
+    if name in PACKAGES and find_spec(PACKAGES[name]) is None:
         raise ConfigError(
             f"{name} needs a package that is not installed. Run `pip install {PACKAGES[name]}`, or omit the setting.",
             "tracking.mirror",
@@ -43,7 +66,7 @@ class Mirror:
     """Queues rows of a run and writes them in a separate thread.
 
     Args:
-        kind: a key of PACKAGES, or "none".
+        kind: the setting `tracking.mirror`.
         folder: folder for the mirror's files.
         name: name of the run.
         project: name of the stream.
@@ -60,13 +83,13 @@ class Mirror:
             self._thread = threading.Thread(target=self._work, args=given, name="mirror", daemon=True)
             self._thread.start()
 
-    def log(self, rows: Mapping[int, Mapping[str, float]]) -> None:
-        """Queue the values of some steps; never waits, never raises."""
+    def log(self, rows: Mapping[int, Mapping[str, float]], task: int | None = None) -> None:
+        """Queue the values of some steps; never waits, never raises. See `Writer.write` for `task`."""
         for step, values in rows.items():
             if self._is_over:
                 return
             try:
-                self._rows.put_nowait((step, dict(values)))
+                self._rows.put_nowait((step, dict(values), task))
             except queue.Full:
                 self._left_out += 1
 
@@ -88,7 +111,7 @@ class Mirror:
     def _work(self, kind: str, folder: Path, name: str, project: str, settings: Mapping[str, Any]) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            writer = WRITERS[kind](folder, name, project, settings)
+            writer: Writer = (MIRRORS.load(kind) or WRITERS[kind])(folder, name, project, settings)
             while not self._is_over and (row := self._rows.get()) is not None:
                 writer.write(*row)
             writer.end()
@@ -101,13 +124,32 @@ class Mirror:
             self._is_over = True
 
 
+class _Csv:
+    """A file `<stream>/<run>.csv` with a line for each value. A resumed run writes its earlier values again."""
+
+    def __init__(self, folder: Path, name: str, project: str, settings: Mapping[str, Any]) -> None:
+        place = folder / project / f"{name}.csv"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        self.name, self.file = name, place.open("w", encoding="utf-8", newline="")
+        self.lines = csv.writer(self.file, lineterminator="\n")
+        self.lines.writerow(("run", "step", "task", "name", "value"))
+
+    def write(self, step: int, values: Mapping[str, float], task: int | None) -> None:
+        place = (step, "") if task is None else ("", task)
+        self.lines.writerows((self.name, *place, key, value) for key, value in values.items())
+        self.file.flush()
+
+    def end(self) -> None:
+        self.file.close()
+
+
 class _TensorBoard:
     def __init__(self, folder: Path, name: str, project: str, settings: Mapping[str, Any]) -> None:
         writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
         self.writer = writer(log_dir=str(folder / project / name))
         self.writer.add_text("settings", "\n".join(f"    {key}={value}" for key, value in settings.items()))
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
+    def write(self, step: int, values: Mapping[str, float], task: int | None) -> None:
         for key, value in values.items():
             self.writer.add_scalar(key, value, step)
 
@@ -120,7 +162,7 @@ class _Steps:
 
     module: Any
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
+    def write(self, step: int, values: Mapping[str, float], task: int | None) -> None:
         self.module.log({**values, "step": step})
 
     def end(self) -> None:
@@ -142,4 +184,4 @@ class _Trackio(_Steps):
         self.module.init(project=project, name=name, config={key: str(value) for key, value in settings.items()})
 
 
-WRITERS: dict[str, Any] = {"tensorboard": _TensorBoard, "wandb": _Wandb, "trackio": _Trackio}
+WRITERS: dict[str, Any] = {"csv": _Csv, "tensorboard": _TensorBoard, "wandb": _Wandb, "trackio": _Trackio}

@@ -125,11 +125,11 @@ class Recorder:
     def _log_task(self, record: RunState, step: int) -> None:
         """Log the metrics after `step` tasks, and the time of the last task."""
         self.tracker.log_task(self.run_id, step, _task_metrics(record, step))
-        self._show({step: _task_metrics(record, step)})
+        self._show({step: _task_metrics(record, step)}, step)
 
-    def _show(self, rows: Mapping[int, Mapping[str, float]]) -> None:
+    def _show(self, rows: Mapping[int, Mapping[str, float]], task: int | None = None) -> None:
         if self._mirror is not None:
-            self._mirror.log(rows)
+            self._mirror.log(rows, task)
 
     def complete(self, record: RunState) -> None:
         """Record the final results of the stream, and close the run; without effect if it is closed."""

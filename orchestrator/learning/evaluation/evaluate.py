@@ -135,10 +135,12 @@ def compute_ranks(
     protocol: str,
     encode_sharded: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None = None,
     is_scoring: bool = True,
+    on_scores: Callable[[Scores], None] | None = None,
 ) -> Ranked | None:
     """Rank the captions and the stored videos of tasks 1..t, in both directions.
 
-    Scores without normalization are counted tile by tile. A method that normalizes scores needs the matrix (Q, V).
+    Scores without normalization are counted tile by tile. A method that normalizes scores needs the matrix (Q, V), and
+    so do metrics of other packages.
     If the text is task-conditioned, either all caption features or the matrix is kept, whichever is smaller. If both
     exceed `spill.MEMORY_BUDGET`, the features are spilled to files.
 
@@ -146,6 +148,7 @@ def compute_ranks(
         protocol: protocol of the stream, `ctvr` or `cvlm`.
         encode_sharded: see `caption_features`.
         is_scoring: whether this worker scores; a worker that only encodes returns None.
+        on_scores: receives all final scores, which are then computed as one matrix.
     """
     sizes, encoded = (
         [len(gallery) for gallery in galleries],
@@ -162,10 +165,10 @@ def compute_ranks(
         and len(galleries) * first.numel() > scored
         and 4 * scored <= spill.MEMORY_BUDGET
     )
-    as_matrix = method.declared.normalizes_scores or is_large
+    as_matrix = method.declared.normalizes_scores or is_large or on_scores is not None
     features = chain([first], encoded)
     known = features if as_matrix else spill_features(features, spill.MEMORY_BUDGET)
-    return rank_features(method, known, queries, galleries, config, device, as_matrix, protocol)
+    return rank_features(method, known, queries, galleries, config, device, as_matrix, protocol, on_scores)
 
 
 def rank_features(
@@ -177,18 +180,23 @@ def rank_features(
     device: torch.device,
     as_matrix: bool,
     protocol: str = "ctvr",
+    on_scores: Callable[[Scores], None] | None = None,
 ) -> Ranked:
     """Rank encoded captions and the stored videos of tasks 1..t, in both directions.
 
     Args:
         features: results of `caption_features`; a sequence unless `as_matrix`.
         as_matrix: whether to compute all scores first, which a method that normalizes scores requires.
+        on_scores: receives the final scores of a matrix.
     """
     sizes = [len(gallery) for gallery in galleries]
     if as_matrix:
         scores = all_scores(method, features, galleries, config, device)
         is_cut = config.own_gallery == "cut" and protocol != "cvlm"
-        return rank_scores(final_scores(method, scores, queries, sizes, is_cut), queries, sizes, config)
+        final = final_scores(method, scores, queries, sizes, is_cut)
+        if on_scores is not None:
+            on_scores(final)
+        return rank_scores(final, queries, sizes, config)
     return rank_scorer(TiledScorer(method, list(features), galleries, device), queries, sizes, config)
 
 

@@ -24,9 +24,10 @@ from ctvr.orchestrator.data.images import ImageData
 from ctvr.orchestrator.data.questions import QuestionData, Questions
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.evaluation.encode_videos import encode_videos
-from ctvr.orchestrator.learning.evaluation.evaluate import add_history, compute_ranks, metrics_of
+from ctvr.orchestrator.learning.evaluation.evaluate import Scores, add_history, compute_ranks, metrics_of
 from ctvr.orchestrator.learning.evaluation.metrics import Matrix
 from ctvr.orchestrator.learning.evaluation.oracle import oracle_metrics
+from ctvr.orchestrator.learning.evaluation.own_metrics import own_metrics
 from ctvr.orchestrator.learning.evaluation.task_costs import task_costs
 from ctvr.orchestrator.learning.record.run_state import Evaluation
 from ctvr.orchestrator.settings.evaluation_config import EvaluationConfig
@@ -87,24 +88,33 @@ class Retrieval(Protocol):
     gain = ("stream/t2v/r1", "stream/t2v/r1_gain")
 
     def measure(self, context: EvaluationContext) -> Evaluation | None:
-        queries = context.queries()
+        queries, config = context.queries(), context.config
+        items = [context.data.stream.items(index, context.split) for index in range(context.task + 1)]
+        more: dict[str, float] = {}
+
+        def measure_more(scores: Scores) -> None:
+            more.update(own_metrics(config.metrics, scores, queries, items, self.kind))
+
         ranked = compute_ranks(
             context.method,
             queries,
             context.galleries,
-            context.config,
+            config,
             context.device,
             self.kind,
             context.encode_sharded,
             is_scoring=context.is_scoring,
+            on_scores=measure_more if config.metrics else None,
         )
         found = None if ranked is None else metrics_of(ranked, queries, [len(gallery) for gallery in context.galleries])
-        if context.config.oracle_task:
-            about = context.method, queries, context.galleries, ranked, context.config
+        if found is not None:
+            found.metrics.update(more)
+        if config.oracle_task:
+            about = context.method, queries, context.galleries, ranked, config
             told = oracle_metrics(*about, context.device, context.encode_sharded)
             if found is not None:
                 found.metrics.update(told)
-        if context.config.costs and found is not None:
+        if config.costs and found is not None:
             costs = task_costs(context.method, context.data, context.split, context.device, context.newest + 1)
             found.metrics.update(costs)
         return found

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.streams.manifest import read_json
+from ctvr.orchestrator.streams.json_reader import read_json
 from ctvr.orchestrator.streams.stream import Item, Stream
 
 FEATURES, VIDEOS = "gallery.safetensors", "gallery.json"

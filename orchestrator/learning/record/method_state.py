@@ -22,7 +22,7 @@ from ctvr.methods.layers.replay.cache import VideoFeatureCache
 from ctvr.orchestrator.data.batches import tasks_of
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.redaction import redact_data
-from ctvr.orchestrator.streams.manifest import read_json
+from ctvr.orchestrator.streams.json_reader import read_json
 from ctvr.orchestrator.streams.stream import Stream
 
 WEIGHT_SETTINGS = "weight_settings"  # key in model.json of the preprocessing settings of each backbone's weights

@@ -104,8 +104,10 @@ def check_streams(experiment: Experiment, stream: Stream, places: RunPaths) -> N
     """Check the descriptions of the streams before any video is rendered or decoded.
 
     Raises:
-        ConfigError: for an unknown stream of the evaluation or of an upgrade, a missing split, or too few pairs.
+        ConfigError: for an unknown stream of the evaluation or of an upgrade, a missing split, or too few pairs; for
+            an unknown metric, optimizer or mirror.
     """
+    experiment.check_plugins()
     load_others(experiment.evaluation, stream, places, render=False)
     check_upgrade(experiment, with_newer(stream, experiment.upgrade.stream, places.root))
     splits_of(experiment, stream)

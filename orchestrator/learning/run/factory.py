@@ -92,7 +92,7 @@ def load_tower(
                 remedy="Use false.",
             )
         if protocol_of(stream).kind not in {"ctvr", "cvlm"}:
-            for name in ("reencode", "unlearned_tasks", "also", "distractors", "costs"):
+            for name in ("reencode", "unlearned_tasks", "also", "distractors", "costs", "metrics"):
                 if getattr(experiment.evaluation, name):
                     raise ConfigError(
                         f"needs captions that search videos, but {stream.name} has the protocol {stream.protocol}",

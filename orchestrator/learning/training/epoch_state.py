@@ -39,6 +39,7 @@ from ctvr.orchestrator.store.gc import PAUSES
 from ctvr.orchestrator.streams.stream import Stream
 
 log = logging.getLogger(__name__)
+PLAIN = (bool, int, float, str)  # values of an optimizer, besides tensors, that a pause stores
 
 
 class Report(Protocol):
@@ -183,15 +184,25 @@ class Pauses:
         tensors |= {f"epoch/{name}": value for name, value in epoch_values(self.method).items()}
         tensors |= {f"best/{name}": value.cpu().contiguous() for name, value in best[1].items()}
         numbers: dict[str, dict[str, Any]] = {}
-        for place, values in optimizer.state_dict()["state"].items():
+        whole = optimizer.state_dict()
+        for place, values in whole["state"].items():
             for name, value in values.items():
                 if isinstance(value, Tensor):
                     tensors[f"optimizer/{place}/{name}"] = value.cpu().contiguous()
-                else:
+                elif value is None or isinstance(value, PLAIN):
                     numbers.setdefault(str(place), {})[name] = value
+                else:
+                    raise StoreError(f"the state {name!r} of {type(optimizer).__name__} is a {type(value).__name__}")
         former, name = self._names(), f"{self.commits.run}/task_{record.done + 1:03d}_epoch_{state.done:06d}"
         key = self.commits.put_tensors(f"task_{record.done + 1:03d}", tensors)
-        about = {"weights": key, "optimizer": numbers, "record": asdict(record), "waited": state.waited}
+        groups = [{k: v for k, v in group.items() if isinstance(v, PLAIN)} for group in whole["param_groups"]]
+        about = {
+            "weights": key,
+            "optimizer": numbers,
+            "groups": groups,
+            "record": asdict(record),
+            "waited": state.waited,
+        }
         about |= {"best": best[0] if state.best else None, "is_over": state.is_over, "reads": sorted(reads)}
         about |= {"parent": self.commits.parent, "seconds": self.seconds + time.monotonic() - self._started}
         self.commits.store.put_json(PAUSES, name, about)
@@ -215,7 +226,9 @@ class Pauses:
         for full, value in parts["optimizer"].items():
             place, _, field = full.partition("/")
             moments.setdefault(int(place), {})[field] = value
-        optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
+        fresh = optimizer.state_dict()["param_groups"]
+        groups = [{**group, **stored} for group, stored in zip(fresh, about.get("groups") or [{}] * len(fresh))]
+        optimizer.load_state_dict({"state": moments, "param_groups": groups})
         best = None if about["best"] is None else (float(about["best"]), parts["best"])
         done, record, self.seconds = int(name.rpartition("_")[2]), RunState(**about["record"]), about["seconds"]
         self.reads.update(about["reads"])

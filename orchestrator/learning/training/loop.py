@@ -47,7 +47,7 @@ from ctvr.orchestrator.learning.training.epoch_timing import EpochTimer
 from ctvr.orchestrator.learning.training.gradients import StepGradients
 from ctvr.orchestrator.learning.training.loss_monitor import EpochMetrics, mean_losses
 from ctvr.orchestrator.learning.training.optimizer import batch_weights, freeze_except, lr_factor, make_optimizer
-from ctvr.orchestrator.learning.training.step import take_step
+from ctvr.orchestrator.learning.training.step import require_finite, take_step
 from ctvr.orchestrator.processes import record_position
 from ctvr.orchestrator.settings.evaluation_config import EvaluationConfig
 from ctvr.orchestrator.settings.optim_config import OptimConfig
@@ -192,6 +192,7 @@ class Loop:
             terms.update(self._evaluate_epoch(state))
             self.record.training.append({"step": float(self.record.steps), **terms})
             self.pauses.end_epoch(state, optimizer, self.record)
+        require_finite(parameters, optim)
         if state.best is not None:
             load_state(self.method, state.best[1], self._pretrained)
         if optim.carry_momentum:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -14,9 +15,9 @@ from torch import nn
 
 from ctvr.methods.base import Decay, Method, ParamGroup
 from ctvr.methods.layers.experts import drop_unchosen
-from ctvr.orchestrator.errors import ContractViolation
+from ctvr.orchestrator.errors import ConfigError, ContractViolation
 from ctvr.orchestrator.learning.training.custom_optimizers import AdamWHF, BertAdam
-from ctvr.orchestrator.settings.optim_config import OptimConfig
+from ctvr.orchestrator.settings.optim_config import OPTIMIZERS, OptimConfig
 
 
 def make_optimizer(
@@ -59,12 +60,14 @@ def _make(
                 )
     own = method.make_optimizer(torch_groups, recompute) if isinstance(method, Method) else None
     if own is not None:
-        if not isinstance(own, torch.optim.Optimizer) or not all("peak" in group for group in own.param_groups):
+        if not _keeps_groups(own):
             raise ContractViolation(
                 f"make_optimizer() returns {type(own).__name__}: return a torch.optim.Optimizer to whose constructor "
                 "`groups` is passed"
             )
         return own
+    if (function := OPTIMIZERS.load(config.name)) is not None:
+        return _of_another_package(function, torch_groups, config)
     if config.name == "adamw_hf":
         return AdamWHF(torch_groups, config.betas, config.eps)
     if config.name == "bert_adam":
@@ -74,6 +77,31 @@ def _make(
     if config.name == "sgd":
         return torch.optim.SGD(torch_groups, momentum=config.momentum, fused=True)
     return torch.optim.AdamW(torch_groups, betas=config.betas, eps=config.eps, fused=True)
+
+
+def _keeps_groups(made: object) -> bool:
+    """Return whether an optimizer has the groups that it received, with the peak rate of each."""
+    return isinstance(made, torch.optim.Optimizer) and all("peak" in group for group in made.param_groups)
+
+
+def _of_another_package(
+    function: Callable[..., Any], groups: list[dict[str, Any]], config: OptimConfig
+) -> torch.optim.Optimizer:
+    """Call an optimizer of another package with groups, `lr`, and betas, eps and momentum if it has such parameters.
+
+    Raises:
+        ConfigError: if it raises an exception, or returns something else than an optimizer with these groups.
+    """
+    known = OPTIMIZERS.call(config.name, inspect.signature, function).parameters
+    given = {name: getattr(config, name) for name in ("betas", "eps", "momentum") if name in known}
+    made = OPTIMIZERS.call(config.name, function, groups, lr=max(group["peak"] for group in groups), **given)
+    if not _keeps_groups(made):
+        raise ConfigError(
+            f"{config.name} returns {type(made).__name__}, not a torch.optim.Optimizer with the given groups",
+            OPTIMIZERS.setting,
+            remedy="Pass the groups to its constructor (docs/metrics.md).",
+        )
+    return made  # type: ignore[no-any-return]
 
 
 def _decays(rule: Decay | None, parameter: nn.Parameter, name: str | None) -> bool:

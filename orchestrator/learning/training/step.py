@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from ctvr.methods.base import Method
+from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.training.optimizer import set_learning_rates
-from ctvr.orchestrator.settings.optim_config import OptimConfig
+from ctvr.orchestrator.settings.optim_config import OPTIMIZERS, OptimConfig
 
 
 def total_of(terms: Mapping[str, Tensor]) -> Tensor:
@@ -46,3 +47,14 @@ def take_step(
     optimizer.zero_grad(set_to_none=True)
     method.after_step()
     return norm
+
+
+def require_finite(parameters: Iterable[nn.Parameter], config: OptimConfig) -> None:
+    """Check the weights that an optimizer of another package has trained.
+
+    Raises:
+        ConfigError: if a weight is not finite.
+    """
+    if config.name not in OPTIMIZERS.built_in and not all(bool(p.isfinite().all()) for p in parameters):
+        remedy = "Use a smaller optim.lr_scale, or another optimizer."
+        raise ConfigError(f"{config.name} set weights that are not finite", OPTIMIZERS.setting, remedy=remedy)

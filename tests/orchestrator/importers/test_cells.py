@@ -16,8 +16,8 @@ from ctvr.orchestrator.importers.command import import_stream
 from ctvr.orchestrator.importers.csv_table import import_csv
 from ctvr.orchestrator.importers.hf_dataset import import_dataset
 from ctvr.orchestrator.streams.captions import captions_of, cell_of
+from ctvr.orchestrator.streams.json_reader import read_json
 from ctvr.orchestrator.streams.load import load_stream
-from ctvr.orchestrator.streams.manifest import read_json
 from ctvr.orchestrator.streams.videos import VideoPlaces
 from ctvr.orchestrator.video.endings import VIDEO_SUFFIXES
 from tests.refusing import refuses

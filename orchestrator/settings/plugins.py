@@ -1,0 +1,115 @@
+"""Functions and classes of other packages that a setting names: metrics, optimizers and mirrors.
+
+A name is that of an entry point `ctvr.GROUP` of an installed package, or `MODULE:NAME`, which the user must trust. A
+built-in name means the built-in object, also if an entry point has this name.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from ctvr.methods import UntrustedClass
+from ctvr.methods.user_code import load_object, place_in_user_code
+from ctvr.orchestrator.config import closest
+from ctvr.orchestrator.digests import digest_of
+from ctvr.orchestrator.errors import ConfigError, CtvrError, UntrustedCode
+from ctvr.orchestrator.keys.foreign_code import digest_closure
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Plugins:
+    """The objects that a setting may name: the built-in ones, and those of other packages.
+
+    Attributes:
+        kind: what they are, as one word.
+        group: group of the entry points, after `ctvr.`.
+        setting: name of the setting.
+        built_in: names of the built-in ones.
+    """
+
+    kind: str
+    group: str
+    setting: str
+    built_in: tuple[str, ...] = ()
+
+    def check(self, name: str) -> None:
+        """Refuse a name that cannot be used, and warn of an entry point that has a built-in name."""
+        self.load(name)
+        if name in self.built_in and (point := self._installed().get(name)) is not None:
+            log.warning(
+                "%s: %s is built in, so %s of another package is not used. Rename its entry point.",
+                *(self.setting, name, point.value),
+            )
+
+    def load(self, name: str) -> Callable[..., Any] | None:
+        """Return what a name means; None for a built-in name.
+
+        Raises:
+            UntrustedCode: for a `MODULE:NAME` that the user does not trust.
+            ConfigError: for an unknown name, and for an object that cannot be imported or called.
+        """
+        if name in self.built_in:
+            return None
+        point, is_installed = self._find(name)
+        try:
+            found = load_object(point, is_installed)
+        except UntrustedClass as error:
+            raise UntrustedCode(error.place, self.setting) from error
+        except ValueError as error:
+            raise ConfigError(error, self.setting) from error
+        if not callable(found):
+            raise ConfigError(
+                f"{point.value} is a {type(found).__name__}, not a {self.kind}",
+                self.setting,
+                name,
+                "Use the name of a function or a class.",
+            )
+        return found
+
+    def call(self, name: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        """Call what `load` returned for a name.
+
+        Raises:
+            ConfigError: if it raises an exception; the message states its line.
+        """
+        try:
+            return function(*given, **named)
+        except (CtvrError, MemoryError):
+            raise
+        except Exception as error:
+            place = place_in_user_code(error)
+            said = f"{type(error).__name__}: {' '.join(str(error).split()):.300}{place and f', {place}'}"
+            raise ConfigError(
+                f"{name} raised {said}", self.setting, remedy=f"Correct it, or use another {self.kind}."
+            ) from error
+
+    def digests(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the digest of the code of each name that is not built in, for the key of a run."""
+        points = {name: self._find(name)[0] for name in names if name not in self.built_in}
+        return {
+            f"code of {self.kind} {name}": digest_of([point.value, digest_closure(point.module)])
+            for name, point in points.items()
+        }
+
+    def _installed(self) -> dict[str, EntryPoint]:
+        return {point.name: point for point in entry_points(group=f"ctvr.{self.group}")}
+
+    def _find(self, name: str) -> tuple[EntryPoint, bool]:
+        """Return the entry point of a name, and whether a package has installed it."""
+        others = self._installed()
+        if name in others:
+            return others[name], True
+        if re.fullmatch(r"\w[\w.]*:[^\W\d][\w.]*", name):
+            return EntryPoint(name, name, f"ctvr.{self.group}"), False
+        known = [*self.built_in, *(each for each in others if each not in self.built_in)]
+        meant = closest(name, known)
+        listed = f"All: {', '.join(known)}" if known else f"No package with an entry point ctvr.{self.group} exists"
+        hint = f"Did you mean {meant!r}?" if meant else f"{listed}; use one of them, or MODULE:NAME of your own."
+        raise ConfigError(f"no {self.kind} is called {name!r}", self.setting, remedy=hint)
