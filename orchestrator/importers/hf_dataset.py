@@ -271,6 +271,7 @@ class _Collected:
                 raise ConfigError(f"{video.name} is also in {first!r}", where, remedy="Keep one of them.")
             self.items[key]["captions"] += captions
             self.items[key].get("answers", []).extend(answers)
+            self.items[key].get("relevant", []).extend(row.get("relevant") or [])
             return
         item = {
             "video": written,
@@ -280,6 +281,7 @@ class _Collected:
             "captions": captions,
         }
         item |= {"answers": answers} if answers else {"twin": _cell(row, "twin")}
+        item |= {"relevant": row["relevant"]} if row.get("relevant") else {}
         task = self.tasks.setdefault(label, empty_task() | {"name": label})
         if category not in task["categories"]:
             task["categories"].append(category)

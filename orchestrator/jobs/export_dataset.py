@@ -153,6 +153,7 @@ def link_files(items: list[tuple[StreamTask, Item]], folder: Path, option: str) 
             "end": end,
             "twin": item.twin,
             **({"answers": list(item.answers)} if item.answers else {}),
+            **({"relevant": list(map(list, item.relevant))} if item.relevant else {}),
         }
 
 

@@ -66,10 +66,9 @@ class Plugins:
             raise ConfigError(error, self.setting) from error
         if not callable(found):
             raise ConfigError(
-                f"{point.value} is a {type(found).__name__}, not a {self.kind}",
+                f"{point.value} is of the type {type(found).__name__}, so it cannot be called",
                 self.setting,
-                name,
-                "Use the name of a function or a class.",
+                remedy="Use the name of a function or a class.",
             )
         return found
 
@@ -110,6 +109,6 @@ class Plugins:
             return EntryPoint(name, name, f"ctvr.{self.group}"), False
         known = [*self.built_in, *(each for each in others if each not in self.built_in)]
         meant = closest(name, known)
-        listed = f"All: {', '.join(known)}" if known else f"No package with an entry point ctvr.{self.group} exists"
+        listed = f"All: {', '.join(known)}" if known else f"No installed package has an entry point ctvr.{self.group}"
         hint = f"Did you mean {meant!r}?" if meant else f"{listed}; use one of them, or MODULE:NAME of your own."
         raise ConfigError(f"no {self.kind} is called {name!r}", self.setting, remedy=hint)

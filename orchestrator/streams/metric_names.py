@@ -9,18 +9,18 @@ GAIN = "stream/t2v/r1_gain"
 MEAN = "stream/t2v/r1_mean"  # mean over tasks, each with its own gallery, as in CVLM's tables
 ACCURACY, FORGETTING = "stream/knn/accuracy", "stream/knn/forgetting"
 ANSWERED = "stream/qa/accuracy"
-# Settings that only add metrics, with the values at which they are omitted from the key of a run
+# Settings that only add metrics, with the values (as `Experiment.settings` has them) that the key of a run omits
 ADDS_METRICS: dict[str, object] = {
     "evaluation.every_epoch": False,
     "evaluation.oracle_task": False,
     "evaluation.costs": False,
-    "evaluation.reencode": (),
+    "evaluation.reencode": [],
     "evaluation.reencode_after": "last",
     "evaluation.unlearned_tasks": False,
-    "evaluation.also": (),
-    "evaluation.distractors": (),
+    "evaluation.also": [],
+    "evaluation.distractors": [],
     "evaluation.distractors_from": "",
-    "evaluation.metrics": (),
+    "evaluation.metrics": [],
 }
 # Names after `stream/t2v/` that runs or tables compute, which metrics of other packages cannot have
 OF_QUERIES = frozenset(

@@ -18,12 +18,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ctvr.orchestrator.data.batches import Queries
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.evaluation.evaluate import Scores
-from ctvr.orchestrator.learning.evaluation.tiled_scorer import offsets
 from ctvr.orchestrator.settings.evaluation_config import METRICS
 from ctvr.orchestrator.streams.metric_names import OF_QUERIES
 from ctvr.orchestrator.streams.stream import Item
@@ -38,32 +37,42 @@ class Query:
     relevant: tuple[int, ...]  # columns of all relevant videos; only `target` if the manifest lists none
 
 
+def try_metrics(names: Sequence[str], items: Sequence[Item]) -> None:
+    """Compute metrics from random scores of the first task's videos, so that a faulty one is refused before training.
+
+    Raises:
+        ConfigError: see `own_metrics`.
+    """
+    captions = sum(len(item.captions) for item in items)
+    scores = torch.rand(captions, len(items), generator=torch.Generator().manual_seed(0))
+    own_metrics(names, Scores(scores, scores, (scores,), (scores,)), [items], "ctvr")
+
+
 def own_metrics(
-    names: Sequence[str], scores: Scores, asked: Sequence[Queries], items: Sequence[Sequence[Item]], protocol: str
+    names: Sequence[str], scores: Scores, items: Sequence[Sequence[Item]], protocol: str
 ) -> dict[str, float]:
     """Return the values of all metrics, as `stream/t2v/...`.
 
     Args:
         names: `evaluation.metrics`.
         scores: final scores of all tasks so far.
-        asked: captions of each task so far.
-        items: videos of each task so far.
+        items: videos of each task so far; the rows of the scores are their captions, in this order.
         protocol: kind of the stream's protocol, `ctvr` or `cvlm`.
 
     Raises:
         ConfigError: if a metric cannot be loaded, raises an exception or returns something else than new names with
             finite values.
     """
-    galleries = [(scores.to_videos, _queries(asked, items), [item for part in items for item in part])]
+    galleries = [(scores.to_videos, [item for part in items for item in part])]
     if protocol == "cvlm":
-        galleries = [(part, _queries([q], [own]), list(own)) for part, q, own in zip(scores.own, asked, items)]
+        galleries = [(part, list(own)) for part, own in zip(scores.own, items)]
     found: dict[str, float] = {}
     for name in names:
         function = METRICS.load(name)
         assert function is not None  # no metric is built in
         parts = [
-            _checked(name, METRICS.call(name, function, _without_nan(matrix), queries, videos), found)
-            for matrix, queries, videos in galleries
+            _checked(name, METRICS.call(name, function, _without_nan(matrix), _queries(videos), videos), found)
+            for matrix, videos in galleries
         ]
         if any(part.keys() != parts[0].keys() for part in parts):
             raise _refusal(name, "returns other names for other tasks", list(parts[-1]))
@@ -71,15 +80,13 @@ def own_metrics(
     return {f"stream/t2v/{key}": value for key, value in found.items()}
 
 
-def _queries(asked: Sequence[Queries], items: Sequence[Sequence[Item]]) -> list[Query]:
-    columns = {item.video: column for column, item in enumerate(item for part in items for item in part)}
-    starts, found = offsets(map(len, items)), []
-    for start, part, of_task in zip(starts, items, asked):
-        for row, name in zip(of_task.target.tolist(), of_task.names):
-            item, caption = part[row], int(name.rpartition("#")[2])
-            listed = item.relevant[caption] if item.relevant else ()
-            places = tuple(columns[video] for video in listed if video in columns)
-            found.append(Query(item.captions[caption], start + row, places or (start + row,)))
+def _queries(items: Sequence[Item]) -> list[Query]:
+    """Return the captions of videos in the order of `StreamData.queries`."""
+    columns = {item.video: column for column, item in enumerate(items)}
+    found = []
+    for column, item in enumerate(items):
+        for caption, listed in zip(item.captions, item.relevant or [(item.video,)] * len(item.captions)):
+            found.append(Query(caption, column, tuple(columns[video] for video in listed if video in columns)))
     return found
 
 

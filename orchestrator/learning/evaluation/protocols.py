@@ -93,7 +93,7 @@ class Retrieval(Protocol):
         more: dict[str, float] = {}
 
         def measure_more(scores: Scores) -> None:
-            more.update(own_metrics(config.metrics, scores, queries, items, self.kind))
+            more.update(own_metrics(config.metrics, scores, items, self.kind))
 
         ranked = compute_ranks(
             context.method,

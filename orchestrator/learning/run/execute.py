@@ -30,6 +30,7 @@ from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import CommitConflict, ConfigError
 from ctvr.orchestrator.keys.prefix_reuse import AccessLog
 from ctvr.orchestrator.keys.run_key import NON_IDENTITY_SETTINGS, frames_digest
+from ctvr.orchestrator.learning.evaluation.own_metrics import try_metrics
 from ctvr.orchestrator.learning.evaluation.protocols import protocol_of
 from ctvr.orchestrator.learning.evaluation.unseen import load_others, others_digest, prepare_others
 from ctvr.orchestrator.learning.record.commits import Commits
@@ -105,12 +106,14 @@ def check_streams(experiment: Experiment, stream: Stream, places: RunPaths) -> N
 
     Raises:
         ConfigError: for an unknown stream of the evaluation or of an upgrade, a missing split, or too few pairs; for
-            an unknown metric, optimizer or mirror.
+            a metric, optimizer or mirror that cannot be used.
     """
     experiment.check_plugins()
     load_others(experiment.evaluation, stream, places, render=False)
     check_upgrade(experiment, with_newer(stream, experiment.upgrade.stream, places.root))
     splits_of(experiment, stream)
+    if experiment.evaluation.metrics and stream.domain == "videos":
+        try_metrics(experiment.evaluation.metrics, stream.items(0, experiment.evaluation.split))
     if experiment.trains_by_gradients:
         check_pairs(stream, experiment.data, experiment.run.workers)
 

@@ -96,10 +96,19 @@ def test_digest_ignores_places_names_and_settings_and_nothing_else(manifest: dic
         lambda tasks: tasks[0]["categories"].reverse(),
         lambda tasks: tasks[0]["val"].append(tasks[0]["test"].pop(1)) or tasks[1]["val"].append(tasks[1]["test"].pop()),
         lambda tasks: tasks[0]["test"][1].update(twin=None),
+        lambda tasks: tasks[0]["test"][0].update(relevant=[["c", "g"]]),
+        lambda tasks: tasks[0]["test"][0].update(relevant=[["c"]]),
         lambda tasks: tasks.reverse(),
     ]
     digests = [changed(change) for change in changes]
     assert len({digest, *digests}) == len(changes) + 1
+
+
+def test_relevant_videos_of_later_tasks_are_kept_and_left_out_of_the_digest_if_none_are_listed(manifest) -> None:
+    plain = parse_manifest(manifest, "m", Path("/base"))
+    assert plain.digest == "cf41a0e062c3ac6e31161c4c90fc202e9e31d50835aa9a50ffe53f83fe2aa8ac"
+    manifest["tasks"][0]["test"][0]["relevant"] = [["c", "f"]]
+    assert parse_manifest(manifest, "m", Path("/base")).items(0, "test")[0].relevant == (("c", "f"),)
 
 
 def test_a_stream_survives_pickling_as_ray_needs(manifest: dict[str, Any]) -> None:
@@ -161,6 +170,12 @@ BAD: list[tuple[Any, str]] = [
     (put(f"{TRAIN}.path", "/etc/passwd"), "is outside the videos folder"),
     (put(f"{TRAIN}.path", "."), "is outside the videos folder"),
     (put(f"{TRAIN}.twin", "nobody"), "twin: video 'nobody' does not exist"),
+    (put(f"{TRAIN}.relevant", "a"), "relevant: is text, not a list"),
+    (put(f"{TRAIN}.relevant", [["a"]]), "relevant: has 1 lists for 2 captions"),
+    (put(f"{TRAIN}.relevant", [["a"], ["b"]]), "relevant[1]: lacks 'a', the caption's own video"),
+    (put(f"{TRAIN}.relevant", [["a"], ["a", "b", "b"]]), "relevant[1]: 'b' occurs twice"),
+    (put(f"{TRAIN}.relevant", [["a"], ["a", "nobody"]]), "relevant[1]: video 'nobody' does not exist"),
+    (put(f"{TRAIN}.relevant", [["a", "c"], ["a"]]), "relevant[0]: video 'c' does not exist in the split train"),
     (put(f"{TRAIN}.caption", "x"), "unknown field 'caption'. Did you mean 'captions'"),
     (put(TRAIN, 3), "train: item no. 1: is a number, not an object"),
     (put("tasks.0.train", []), "task_01: train: has no videos. Add"),

@@ -13,6 +13,7 @@ from ctvr.orchestrator.tables.build import build, collect, seconds_of, tables
 from ctvr.orchestrator.tables.formats import to_markdown
 from ctvr.orchestrator.tables.paper_numbers import paper_numbers
 from ctvr.orchestrator.tables.selection import measured_on
+from ctvr.orchestrator.tables.shown_columns import with_metrics
 from ctvr.orchestrator.tables.significance import Ranks
 from ctvr.orchestrator.tables.table import Table
 from ctvr.orchestrator.tables.table_columns import TWIN_NOTE
@@ -505,3 +506,32 @@ def test_the_galleries_are_the_distinct_videos_of_each_task():
     ranks = Ranks(of, {"a#0": 0, "a#1": 0, "b#0": 1, "c#0": 1})
     assert tables([record], {record.run_id: ranks})[0].galleries == (1, 2)
     assert tables([record])[0].galleries == ()
+
+
+def test_any_recorded_metric_is_a_column_with_mean_and_deviation_and_no_bold_cell():
+    def with_metric(values: dict[str, float], **more: object) -> RunRecord:
+        made = run(**more)
+        return RunRecord(**{**vars(made), "metrics": {**made.metrics, **{k: [(2, v)] for k, v in values.items()}}})
+
+    name = "stream/t2v/ndcg10"
+    runs = [with_metric({name: value}, seed=seed) for seed, value in enumerate((0.51, 0.52, 0.56))]
+    (table,) = with_metrics(tables([*runs, run("clip4clip")]), [name, "stream/t2v/bwf"])
+    assert [(column.key, column.better) for column in table.columns[-2:]] == [(name, ""), ("stream/t2v/bwf", "")]
+    first, second = sorted(table.rows, key=lambda row: row.label, reverse=True)
+    assert first.values[name].mean == pytest.approx(0.53)
+    assert first.values[name].std == pytest.approx(np.std([0.51, 0.52, 0.56], ddof=1))
+    assert name not in second.values
+    assert first.values["stream/t2v/bwf"] == first.values["bwf"]
+    assert table.columns[-2].key not in table.best()
+    lines = to_markdown(table).splitlines()
+    assert sum("t2v/ndcg10" in line for line in lines) == 1
+    assert any("0.53±0.03 |" in line for line in lines)
+    assert any("n/a |" in line for line in lines if "clip4clip" in line)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("bwf", "stream/t2v/bwf"), ("stream/t2v/r01", "stream/t2v/r1"), ("x", "cost")]
+)
+def test_a_column_that_no_run_recorded_is_refused_with_similar_names(name, near):
+    with refuses(name, near, where="--columns", remedy=True):
+        with_metrics(tables([run()]), [name])

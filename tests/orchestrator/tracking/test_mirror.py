@@ -1,5 +1,6 @@
 """Mirrors get all of MLflow's numbers, in order, and cannot stop a run. The trackers are modules of this test."""
 
+import csv
 import json
 import sys
 import threading
@@ -12,6 +13,7 @@ from ctvr.orchestrator.jobs.run import train
 from ctvr.orchestrator.tracking import mirror
 from ctvr.orchestrator.tracking.mirror import Mirror, check_mirror
 from ctvr.orchestrator.tracking.run_record import metric_name
+from tests.entry_points import install
 from tests.refusing import refuses
 
 STUB = """
@@ -93,3 +95,50 @@ def test_a_missing_package_is_named_in_one_line_before_anything_is_trained(runs,
     with pytest.raises(ConfigError, match=r"tracking.mirror: .*'wandbb'"):
         train({"method": "zero_shot", "stream": manifest, "tracking.mirror": "wandbb"}, (), ExecutionConfig(runs=runs))
     check_mirror("none")
+
+
+@pytest.mark.slow
+def test_a_csv_file_has_a_line_for_each_value(runs, manifest):
+    execution = ExecutionConfig(runs=runs)
+    train({"method": "clip4clip", "stream": manifest, "optim.epochs": "1", "tracking.mirror": "csv"}, (), execution)
+    (run,) = execution.tracker().find_runs()
+    with (runs / "mirror" / "small" / f"{run.name}.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert {line["run"] for line in lines} == {run.name}
+    after = [(int(line["task"]), float(line["value"])) for line in lines if line["name"] == "stream/t2v/r1"]
+    assert after == run.metrics["stream/t2v/r1"]
+    trained = [line for line in lines if line["name"].startswith("train/")]
+    steps = {int(line["step"]) for line in trained}
+    assert len(steps) == 3  # an epoch of each task
+    assert all(bool(line["step"]) != bool(line["task"]) for line in lines)
+
+
+def test_a_mirror_of_another_package_gets_steps_and_tasks(tmp_path, monkeypatch, caplog):
+    source = """
+class Kept:
+    rows = []
+    def __init__(self, folder, name, project, settings): self.rows.append((name, project, settings))
+    def write(self, step, values, task): self.rows.append((step, values, task))
+    def end(self): self.rows.append("end")
+class Fails(Kept):
+    def write(self, step, values, task): raise RuntimeError("full")
+class Short:
+    def write(self, step, values, task): pass
+"""
+    points = {"kept": "kept_mirror:Kept", "fails": "kept_mirror:Fails", "short": "kept_mirror:Short"}
+    install(tmp_path, "kept", {"ctvr.mirrors": points}, kept_mirror=source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "kept_mirror", raising=False)
+    check_mirror("kept")
+    made = Mirror("kept", tmp_path / "m", "run", "stream", {"a": 1})
+    made.log({7: {"train/loss": 0.5}})
+    made.log({1: {"stream/t2v/r1": 20.0}}, task=1)
+    made.close()
+    rows = sys.modules["kept_mirror"].Kept.rows
+    assert rows == [("run", "stream", {"a": 1}), (7, {"train/loss": 0.5}, None), (1, {"stream/t2v/r1": 20.0}, 1), "end"]
+    failing = Mirror("fails", tmp_path / "m", "run", "stream", {})
+    failing.log({1: {"a": 1.0}})
+    failing.close()
+    assert {"tracking.mirror:", "fails", "(full);"} <= set(caplog.text.split())
+    with refuses("short", "end", where="tracking.mirror", remedy=True):
+        check_mirror("short")

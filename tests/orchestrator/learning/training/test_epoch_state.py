@@ -1,13 +1,15 @@
 """Pauses between epochs: a run that several processes train in turn equals an uninterrupted one."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from ctvr import methods
 from ctvr.methods import METHODS
-from ctvr.orchestrator.errors import Interrupted
+from ctvr.orchestrator.errors import Interrupted, StoreError
 from ctvr.orchestrator.learning.record.run_state import RunState
 from ctvr.orchestrator.learning.run.execute import Result, RunPaths, execute
 from ctvr.orchestrator.learning.training.epoch_state import EpochReports
@@ -16,6 +18,7 @@ from ctvr.orchestrator.settings.experiment import Experiment
 from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.store.gc import PAUSES, find_weights
 from ctvr.orchestrator.streams.load import load_stream
+from tests.refusing import refuses
 
 
 class Stopped(Exception):
@@ -105,6 +108,46 @@ def test_every_method_may_pause_in_every_task(method, manifest, runs):
 @pytest.mark.parametrize("name", ["adamw_hf", "bert_adam", "sgd"])
 def test_every_optimizer_continues(name, one, runs):
     check_paused_run(planned(one, runs, optim__name=name), runs)
+
+
+COUNTING = """
+import torch
+class Counting(torch.optim.SGD):
+    "Keeps the number of steps in its group, as schedule-free optimizers do, and one moment."
+    def __init__(self, params, lr): super().__init__(params, lr=lr, momentum=0.9)
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["k"] = group.get("k", 0) + 1
+            group["lr"] /= group["k"]
+        return super().step(closure)
+class Listing(Counting):
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["seen"] = [1]
+"""
+
+
+@pytest.fixture
+def own_optimizers(tmp_path, monkeypatch):
+    """Write optimizers into a file of the user."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "counting.py").write_text(COUNTING)
+    monkeypatch.delitem(sys.modules, "counting", raising=False)
+    methods.trust(["counting:Counting", "counting:Listing"])
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_an_optimizer_of_another_package_continues_and_accumulates(accumulation, own_optimizers, one, runs):
+    more = {"optim.accumulation_steps": accumulation, "optim.name": "counting:Counting"}
+    whole, _ = check_paused_run(planned(one, runs, **more), runs)
+    assert whole.record.training[0] != execute(planned(one, runs), RunPaths(runs)).record.training[0]
+
+
+def test_a_state_that_a_pause_cannot_store_is_named(own_optimizers, one, runs):
+    with refuses("seen", "Listing", "list", kind=StoreError):
+        paused(planned(one, runs, optim__name="counting:Listing"), runs, 1)
 
 
 def test_the_best_epoch_and_the_epochs_without_a_better_one_are_kept(one, runs):

@@ -1,6 +1,7 @@
 """Schedules and optimizers equal those of the papers and the released code."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -15,7 +16,10 @@ from ctvr.orchestrator.learning.training.optimizer import (
     make_optimizer,
     set_learning_rates,
 )
+from ctvr.orchestrator.learning.training.step import require_finite
 from ctvr.orchestrator.settings.optim_config import OptimConfig
+from tests.entry_points import install
+from tests.refusing import refuses
 
 
 def factors(steps: int = 100, **settings) -> list[float]:
@@ -142,3 +146,59 @@ def test_roots_of_our_optimizers_are_those_of_ieee_arithmetic():
         exact = np.float32(1) / (np.float32(1) / np.sqrt(v.numpy()))
     np.testing.assert_array_equal(_square_roots([v])[0].numpy(), exact)
     assert float((_square_roots([v])[0] - v.sqrt()).abs().max()) < 2e-7
+
+
+PLUG_IN = """
+import torch
+given = {}
+def plain(groups, lr):
+    given.update(groups=groups, lr=lr)
+    return torch.optim.SGD(groups, lr=lr)
+def named(groups, lr, betas, eps):
+    given.update(betas=betas, eps=eps)
+    return torch.optim.Adam(groups, lr=lr, betas=betas, eps=eps)
+def other(groups, lr): return [groups]
+def lost(groups, lr): return torch.optim.SGD([p for group in groups for p in group["params"]], lr=lr)
+def broken(groups, lr): raise ValueError("no such rate")
+"""
+
+
+@pytest.fixture
+def plug_in(tmp_path, monkeypatch):
+    """Install optimizers as entry points; return a function that makes the one of a name for two groups."""
+    names = ("plain", "named", "other", "lost", "broken")
+    points = {name: f"plug_in_optimizers:{name}" for name in names} | {"muon": "torch.optim:Muon"}
+    install(tmp_path, "rates", {"ctvr.optimizers": points}, plug_in_optimizers=PLUG_IN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "plug_in_optimizers", raising=False)
+    torch.manual_seed(0)
+    a, b = torch.nn.Parameter(torch.randn(4, 4)), torch.nn.Parameter(torch.randn(4, 3))
+    groups = [ParamGroup(name="a", params=[a], lr=1e-3), ParamGroup(name="b", params=[b], lr=2e-3)]
+    return lambda name, **more: make_optimizer(groups, OptimConfig(name=name, **more))
+
+
+def test_an_optimizer_of_another_package_gets_rates_decay_and_the_settings_that_it_names(plug_in):
+    found = plug_in("plain", lr_scale=10).param_groups
+    assert [(group["peak"], group["weight_decay"]) for group in found] == [(0.01, 0.2), (0.02, 0.2)]
+    given = sys.modules["plug_in_optimizers"].given
+    assert set(given) == {"groups", "lr"}
+    assert given["lr"] == 0.02
+    plug_in("named", betas=(0.8, 0.9))
+    assert (given["betas"], given["eps"]) == ((0.8, 0.9), 1e-6)
+    muon = plug_in("muon", momentum=0.9)
+    assert type(muon) is torch.optim.Muon
+    assert muon.param_groups[0]["momentum"] == 0.9
+
+
+@pytest.mark.parametrize(("name", "said"), [("other", "list"), ("lost", "SGD"), ("broken", "ValueError")])
+def test_an_optimizer_that_cannot_be_used_is_one_line(name, said, plug_in):
+    with refuses(name, said, where="optim.name", remedy=True):
+        plug_in(name)
+
+
+def test_weights_that_are_not_finite_are_refused_for_optimizers_of_others():
+    weights = [torch.nn.Parameter(torch.tensor([1.0, math.inf]))]
+    with refuses("theirs", where="optim.name", remedy=True):
+        require_finite(weights, OptimConfig(name="theirs"))
+    require_finite(weights, OptimConfig(name="adamw"))  # its losses are checked
+    require_finite(weights[:0], OptimConfig(name="theirs"))
