@@ -161,11 +161,10 @@ def table(
         ConfigError: if there are no such runs, or none of them is complete.
     """
     from ctvr.orchestrator.sweeps.table import made_tables
-    from ctvr.orchestrator.tables.shown_columns import with_metrics
 
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
-    for made in with_metrics(made_tables(_execution(runs), sweep, stream, direction, split), _words(columns)):
+    for made in made_tables(_execution(runs), sweep, stream, direction, split, _words(columns)):
         notes += made.notes
         for row in made.rows:
             entry: dict[str, Any] = {"stream": made.stream, "method": row.label, "seeds": len(row.seeds)}

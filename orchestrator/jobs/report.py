@@ -29,7 +29,6 @@ from ctvr.orchestrator.sweeps.selection import (
 )
 from ctvr.orchestrator.sweeps.table import made_tables, no_runs_of
 from ctvr.orchestrator.sweeps.verdict import read_verdict
-from ctvr.orchestrator.tables.shown_columns import with_metrics
 from ctvr.orchestrator.tables.table import Table
 from ctvr.orchestrator.tables.write import write_slides
 from ctvr.orchestrator.tracking.run_record import RunRecord, is_count
@@ -81,7 +80,7 @@ def write_report(
     search = tracker.find_sweep(str(sweep.settings.get("rerun_of", name))) if sweep else None
     reruns = tracker.find_runs(tags={"ctvr.rerun_of": name, COMPLETE: "true"}) if sweep else []
     shown = reruns[-1].tags["ctvr.sweep"] if reruns else name
-    tables = with_metrics(made_tables(execution, *((shown, None) if sweep else (None, name))), columns)
+    tables = made_tables(execution, shown if sweep else None, None if sweep else name, columns=columns)
     if figures is not None:
         write_slides(tables, figures)
     facts = _facts(name, search or sweep, tracker)

@@ -60,12 +60,12 @@ def table(
         names_report: whether to suggest `ctvr report`, which a sweep writes itself.
         figures: whether to draw figures.
         pairs: whether to add the differences of all pairs of rows.
-        columns: names of further metrics, each a column.
+        columns: see `made_tables`.
 
     Raises:
         ConfigError: if no run, or no complete run, is found.
     """
-    made = with_metrics(made_tables(execution, sweep, stream, direction, split), columns)
+    made = made_tables(execution, sweep, stream, direction, split, columns)
     name = sweep or stream or "all"
     place = execution.runs.resolve() / "tables" / name.replace(",", "+")
     try:
@@ -102,6 +102,7 @@ def made_tables(
     stream: str | None = None,
     direction: Direction = "t2v",
     split: str = "",
+    columns: Sequence[str] = (),
 ) -> list[Table]:
     """Build the tables of a sweep's or a stream's complete runs, one for each stream, each on one split.
 
@@ -111,15 +112,17 @@ def made_tables(
         stream: name of the stream whose runs are shown, except trials and confirmations; or several, comma-separated.
         direction: retrieval direction.
         split: `test` or `val`; if empty, `test` if runs were evaluated on it, otherwise `val`.
+        columns: names of further metrics, each a column.
 
     Raises:
-        ConfigError: if no run, or no complete run, is found.
+        ConfigError: if no run, or no complete run, is found, or no run has one of `columns`.
     """
     if not (sweep or stream):
         raise ConfigError("the name of a sweep or a stream is missing.", "table")
     if stream and "," in stream:
         streams = [each.strip() for each in stream.split(",")]
-        return [made for each in streams for made in made_tables(execution, None, each, direction, split)]
+        every = [made for each in streams for made in made_tables(execution, None, each, direction, split)]
+        return with_metrics(every, columns)
     tracker = execution.existing_tracker()
     runs = tracker.find_runs(stream=stream, sweep=sweep)
     if sweep and not runs and (reruns := tracker.find_runs(tags={"ctvr.rerun_of": sweep})):
@@ -137,7 +140,7 @@ def made_tables(
         )
     ranks = {run.run_id: found for run in runs if run.tags.get(CHOICE) and (found := read_ranks(tracker, run.run_id))}
     notes = gain_notes(runs, ranks) if sweep is not None else []
-    return [replace(each, notes=(*notes, *each.notes)) for each in made]
+    return with_metrics([replace(each, notes=(*notes, *each.notes)) for each in made], columns)
 
 
 def no_runs_of(name: str, tracker: Tracker) -> str:

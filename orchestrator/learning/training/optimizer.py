@@ -101,7 +101,7 @@ def _of_another_package(
             OPTIMIZERS.setting,
             remedy="Pass the groups to its constructor (docs/metrics.md).",
         )
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def _decays(rule: Decay | None, parameter: nn.Parameter, name: str | None) -> bool:
