@@ -64,6 +64,19 @@ def test_segments_of_one_video_have_a_file_each(small_stream, manifest, runs, tm
     assert rows[0]["video_id"] == "a/b:c"
 
 
+def test_relevant_videos_come_back(manifest, runs, tmp_path):
+    data = json.loads(Path(manifest).read_text())
+    first, second = data["tasks"][0]["test"][:2]
+    first["relevant"] = [[second["video"], first["video"]] for _ in first["captions"]]
+    data["videos"] = str(Path(manifest).parent / data["videos"])
+    (tmp_path / "many.json").write_text(json.dumps(data))
+    export_dataset(str(tmp_path / "many.json"), ExecutionConfig(runs=runs), tmp_path / "many")
+    assert main(["streams", "import", "hf", str(tmp_path / "many"), "--name", "again", "--runs", str(runs)]) == 0
+    again = {item.video: item for item in load_stream("again", runs).items(0, "test")}
+    assert list(map(list, again[first["video"]].relevant)) == first["relevant"]
+    assert again[second["video"]].relevant == ()
+
+
 def test_an_export_that_cannot_be_written_is_one_line(manifest, runs, tmp_path, exported):
     execution = ExecutionConfig(runs=runs)
     with refuses(where="out"):

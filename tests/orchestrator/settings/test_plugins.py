@@ -62,6 +62,11 @@ def test_a_function_in_a_file_is_loaded_only_if_the_user_trusts_it(tmp_path, mon
     with refuses("own_measure:half", kind=UntrustedCode, where="evaluation.metrics"):
         KINDS.load("own_measure:half")
     assert "own_measure" not in sys.modules
+    stream = {"evaluation.metrics": ["own_measure:half"]}  # recommended by a manifest
+    for recommended in (stream, {"optim.name": "own_measure:half"}, {"tracking.mirror": "own_measure:half"}):
+        with refuses("own_measure:half", kind=UntrustedCode, where=next(iter(recommended))):
+            resolve({"method": "zero_shot", "stream": "s"}, recommended).check_plugins()
+    assert "own_measure" not in sys.modules
     methods.trust(["evaluation.metrics=own_measure:half"])
     assert KINDS.load("own_measure:half")() == 0.5
 
