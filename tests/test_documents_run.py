@@ -79,6 +79,7 @@ FILLED_IN = {
     "ctvr table NAME": "shapes-5",
     "ctvr table NAME --figures": "shapes-5",
     "ctvr table NAME --pairs": "shapes-5",
+    "ctvr table NAME --columns stream/t2v/rsum,cost/seconds_task": "shapes-5",
 }
 
 
@@ -121,6 +122,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         Path("tiny.yaml").write_text(blocks_of(ROOT / "docs/tutorial.md", "yaml")[0])
         Path("my_method.py").write_text(blocks_of(ROOT / "docs/new-method.md", "python")[0])
         Path("own_loss.py").write_text(blocks_of(ROOT / "docs/own-loss.md", "python")[0])
+        Path("share.py").write_text(blocks_of(ROOT / "docs/metrics.md", "python")[0])
         Path("films.yaml").write_text(blocks_of(ROOT / "docs/thesis.md", "yaml")[0])
         shutil.copy(next(Path("videos").glob("*.mp4")), "clip.mp4")
         np.savez("videos.npz", **{row[0]: np.ones((2, 8)) for row in rows})

@@ -65,7 +65,7 @@ def _cvlm_columns(rows: Sequence[Row], records: Sequence[RunRecord]) -> tuple[Co
 
 
 def with_metrics(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
-    """Return the tables with a last column for each metric of `names` that a run of the table recorded.
+    """Return the tables with a column for each metric of `names` that a run of the table recorded.
 
     A column has means and standard deviations, without bold cells and comparisons.
 
@@ -96,4 +96,6 @@ def _with_metrics(table: Table, names: Sequence[str]) -> Table:
     more = [
         replace(c, digits=digits_of(c, [row.values[c.key].mean for row in rows if c.key in row.values])) for c in plain
     ]
-    return replace(table, columns=(*table.columns, *more), rows=tuple(rows))
+    keys = [column.key for column in table.columns]  # a narrow screen drops the last columns first
+    place = keys.index(COLUMNS[-1].key) + 1 if COLUMNS[-1].key in keys else len(keys)
+    return replace(table, columns=(*table.columns[:place], *more, *table.columns[place:]), rows=tuple(rows))
