@@ -57,7 +57,7 @@ def run(
     from ctvr.orchestrator.sweeps.settings_file import read_settings
 
     given = {**(read_settings(Path(config)) if config else {}), **(settings or {})}
-    _trust([method, *given.values()], trust)
+    _trust([method, *_words_of(given)], trust)
     chosen = preset or given.pop("preset", ())
     given = {**{k: v for k, v in given.items() if k != "preset"}, "method": method, "stream": str(stream)}
     execution = _execution(runs, store, videos)
@@ -253,7 +253,7 @@ def check_method(method: str, *, settings: Mapping[str, Any] | None = None, pres
     """
     from ctvr.orchestrator.jobs.check_method import check_method as checked
 
-    _trust([method, *(settings or {}).values()])
+    _trust([method, *_words_of(settings or {})])
     return checked(method, settings, _words(preset))
 
 
@@ -278,12 +278,17 @@ def _execution(runs: Place, store: str = "", videos: Place | None = None) -> Exe
 
 
 def _trust(given: Sequence[Any], named: Words = ()) -> None:
-    """Trust the classes that the caller's arguments name, and those in `trust`."""
+    """Trust the classes and architectures that the caller's arguments name, and those in `trust`."""
     from ctvr.methods import trust as allow
-    from ctvr.orchestrator.sweeps.trust import trust_named
+    from ctvr.orchestrator.sweeps.trust import trust_architectures, trust_named
 
     allow(given)
+    trust_architectures(map(str, given))
     trust_named(_words(named))
+
+
+def _words_of(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{name}={value}" for name, value in settings.items()]
 
 
 def _words(given: Words) -> tuple[str, ...]:

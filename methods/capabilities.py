@@ -18,7 +18,7 @@ class Capabilities:
     """
 
     # Backbone and frames
-    backbone_agnostic: bool = False  # calls its towers through `forward` and seams only: any backbone fits
+    backbone_agnostic: bool = False  # its hooks (seams) treat all tokens alike: no class token, no end-of-text token
     # Learns on vectors that another model computed (backbone/vectors.py). None: true for a strategy, and for a
     # retriever that is `backbone_agnostic`
     fits_vectors: bool | None = None

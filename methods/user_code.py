@@ -13,6 +13,7 @@ from ctvr.methods import UntrustedClass, _look_in_method_folders, _MethodFolders
 
 GROUPS = (  # after `ctvr.`
     "methods",
+    "backbones",
     "streams",
     "protocols",
     "searchers",
@@ -40,6 +41,11 @@ def load_object(point: EntryPoint, is_installed: bool) -> Any:
         return functools.reduce(getattr, point.attr.split("."), module)
     except AttributeError as error:
         raise ValueError(f"{point.value}: {point.module} has no {point.attr}. Correct the name.") from error
+
+
+def installed_names() -> set[str]:
+    """Return the names of all entry points through which other packages add to ctvr."""
+    return {point.name for kind in GROUPS for point in importlib.metadata.entry_points(group=f"ctvr.{kind}")}
 
 
 def place_in_user_code(error: BaseException) -> str:

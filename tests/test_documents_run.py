@@ -24,6 +24,7 @@ from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.streams import load
 from ctvr.orchestrator.streams.json_reader import read_json
 from ctvr.orchestrator.streams.manifest import parse_manifest
+from tests.own_towers import write_clip, write_package
 from tests.small_stream import write_stream
 from tests.test_commands import DOCUMENTS, ROOT, blocks_of, commands_of, lines_of
 
@@ -71,6 +72,7 @@ FILLED = {
     "seed=S": "seed=1",
 }
 FILLED_IN = {
+    "ctvr methods --backbone NAME": "bag",
     "ctvr streams check NAME": "mine",
     "ctvr streams export-script NAME": "open-clip",
     "ctvr doctor --stream NAME": "mine",
@@ -124,6 +126,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         Path("own_loss.py").write_text(blocks_of(ROOT / "docs/own-loss.md", "python")[0])
         Path("share.py").write_text(blocks_of(ROOT / "docs/metrics.md", "python")[0])
         Path("films.yaml").write_text(blocks_of(ROOT / "docs/thesis.md", "yaml")[0])
+        write_package(home, blocks_of(ROOT / "docs/backbones.md", "python")[0], "my_towers", bag="Bag")
+        write_clip(home / "my-clip")
         shutil.copy(next(Path("videos").glob("*.mp4")), "clip.mp4")
         np.savez("videos.npz", **{row[0]: np.ones((2, 8)) for row in rows})
         vectors = np.random.default_rng(0).standard_normal((60, 8))

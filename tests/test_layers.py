@@ -78,8 +78,9 @@ MAY: dict[str, set[str]] = {
         "retrieval": "learning.run learning.evaluation settings vectors data streams video store methods",
         # data: the queries that an evaluation ranks
         "method_checks": "learning.training learning.evaluation learning.record settings keys data methods",
-        "learning.run": "learning.training learning.evaluation learning.record settings keys data streams store "
-        "methods",
+        # method_checks: the tiny CLIP on which the parts that a method uses are found
+        "learning.run": "method_checks learning.training learning.evaluation learning.record settings keys data "
+        "streams store methods",
         "learning.training": "learning.evaluation learning.record settings keys data streams store methods",
         "learning.evaluation": "learning.record settings keys data streams store methods",
         "learning.record": "keys data streams store methods",

@@ -1,11 +1,10 @@
-"""Names and image sizes of backbones, available before a backbone is built.
+"""Names of backbones, available before a backbone is built.
 
 Imports neither torch nor open_clip: open_clip's architectures are JSON files in its package.
 """
 
 from __future__ import annotations
 
-import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -48,21 +47,8 @@ UMT: dict[str, dict[str, Any]] = {
 }
 
 
-def image_size(name: str) -> int | None:
-    """Return the side of a backbone's input images in pixels; None for an unknown name."""
-    if name == VECTORS:
-        return 1
-    if name in UMT:
-        return int(UMT[name]["vision_cfg"]["image_size"])
-    file = SHIPPED[name] / "config.json" if name in SHIPPED else _open_clip_folder() / f"{name}.json"
-    if not file.is_file():
-        return None
-    described = json.loads(file.read_text(encoding="utf-8"))
-    size = (described["model"] if name in SHIPPED else described)["vision_cfg"]["image_size"]
-    return int(size[0] if isinstance(size, list) else size)
-
-
-def _open_clip_folder() -> Path:
+def open_clip_folder() -> Path:
+    """Return the folder of open_clip's architectures, one JSON file each."""
     spec = find_spec("open_clip")
     assert spec is not None
     assert spec.origin is not None

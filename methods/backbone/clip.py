@@ -62,6 +62,7 @@ class VisionTower(nn.Module):
     is_plain = True  # whether the tower has CLIP's parts: a class token, conv1, ln_pre, ln_post, proj
     classes = 1  # leading class tokens of a frame
     reducers: tuple[str, ...] | None = None  # reducers that can merge tokens of this tower; if None, all can
+    lacks: frozenset[str] = frozenset()  # members of this class that a tower of another kind cannot offer
 
     def __init__(self, source: Any) -> None:
         super().__init__()
@@ -134,6 +135,7 @@ class TextTower(nn.Module):
     """CLIP's causal transformer over a caption."""
 
     causal = True
+    lacks: frozenset[str] = frozenset()  # members of this class that a tower of another kind cannot offer
 
     def __init__(self, source: Any) -> None:
         super().__init__()

@@ -22,8 +22,12 @@ from ctvr.methods.backbone.architectures import IMPORTED, SHIPPED, UMT, VECTORS
 from ctvr.methods.backbone.checkpoint import ENDINGS, files_of, fitted, read_checkpoint
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.conv_stem import ConvStem
+from ctvr.methods.backbone.descriptions import read_description
+from ctvr.methods.backbone.entry_points import entry_point, entry_point_names, load_entry_point
 from ctvr.methods.backbone.hub import fetch, fetch_weights, offline
 from ctvr.methods.backbone.openclip_towers import EndMarked, WholeText, text_of, vision_of
+from ctvr.methods.backbone.own_architecture import is_own, read_architecture, tokenizer_digests, weights_of
+from ctvr.methods.backbone.own_model import build_own, is_of_transformers
 from ctvr.methods.backbone.umt_load import load_umt
 from ctvr.methods.backbone.vectors import CaptionTable, Vectors
 from ctvr.methods.backbone.weight_settings import WeightSettings, weight_settings
@@ -49,10 +53,11 @@ def load_backbone(
 
     Args:
         name: `tiny-clip` or `tiny-clip-stem` (shipped with this package), `UMT-B-16`, `UMT-L-16`, `vectors` (a
-            placeholder of width 1) or an open_clip architecture such as `ViT-B-32-quickgelu`. OpenAI's weights need the
-            quickgelu variants.
-        weights: `shipped` (only for a shipped model), an open_clip tag such as `openai` (downloaded by open_clip), a
-            local file (.safetensors, .pt), a folder in Hugging Face's layout, or `random`.
+            placeholder of width 1), an open_clip architecture such as `ViT-B-32-quickgelu`, a path
+            (own_architecture.py) or an entry point (entry_points.py). OpenAI's weights need the quickgelu variants.
+        weights: `shipped` (of a shipped model, a folder of an architecture or an entry point), an open_clip tag such as
+            `openai` (downloaded by open_clip), a local file (.safetensors, .pt), a folder in Hugging Face's layout, or
+            `random`.
         seed: seed of `random` weights.
         sha256: SHA-256 of the local file; required for a pickle (any file except .safetensors).
         vocabulary: BERT's vocab.txt, a file; UMT requires it, the others refuse it.
@@ -65,6 +70,9 @@ def load_backbone(
         FileNotFoundError: if `weights` is a path that does not exist.
     """
     check_backbone(name, weights, sha256, vocabulary, chosen)
+    weights = weights_of(name, weights)
+    if (point := entry_point(name)) is not None:
+        return load_entry_point(point, weights, seed, sha256)
     if name == VECTORS:  # a placeholder of width 1, because no stream is given
         return Vectors(
             1, CaptionTable(torch.zeros(1, 1), torch.arange(2)), lambda texts: torch.zeros(len(texts), 1).long()
@@ -78,7 +86,7 @@ def load_backbone(
         assert own is not None  # not shipped, not UMT
         source, tokenize = _open_clip(name, weights, seed, sha256, own)
         mean, std = list(own.mean), list(own.std)
-    vision, text = vision_of(source, name), text_of(source)
+    vision, text = vision_of(source, name), WholeText(source) if is_of_transformers(tokenize) else text_of(source)
     if isinstance(text, WholeText):
         tokenize = EndMarked(tokenize, text)
     clip = Clip(source, tokenize, mean, std, name, vision, text).eval()
@@ -90,12 +98,13 @@ def load_backbone(
 def find_weight_settings(
     name: str, weights: str, chosen: Mapping[str, Any] | None = None, group: str = "backbone"
 ) -> WeightSettings | None:
-    """Return the settings of weights (`weight_settings`); None for shipped models, UMT and `vectors`.
+    """Return the settings of weights (`weight_settings`); None for shipped models, UMT, `vectors` and entry points.
 
     Raises:
         ValueError: see `weight_settings`; also if `chosen` is given for a backbone whose settings are fixed.
     """
-    if name in SHIPPED or name in UMT or name == VECTORS:
+    weights = weights_of(name, weights)
+    if name in SHIPPED or name in UMT or name == VECTORS or entry_point(name):
         if chosen:
             raise ValueError(f"{next(iter(chosen))}: {name} has a fixed value of this setting. Omit it.")
         return None
@@ -118,6 +127,7 @@ def check_backbone(
         ValueError: for an unknown name or tag, or an argument that does not apply.
         FileNotFoundError: if `weights` is a path that does not exist.
     """
+    weights = weights_of(name, weights)
     if sha256 and not is_path(weights):
         raise SettingError(f"<sha256> applies to a file, and <weights>={weights!r} is not a file", "Leave it out.")
     if vocabulary and name not in UMT:
@@ -130,47 +140,57 @@ def check_backbone(
         known, others = (
             (["shipped"], "shipped, random or a file") if name in SHIPPED else ([], "its authors' file, or random")
         )
+    elif entry_point(name):
+        known, others = ["shipped"], "shipped, or a file with the names of its weights"
     else:
         known = tags_of(name)
-        others = f"random, a file, or one of: {', '.join(known) or 'none'}"
+        others = f"random, a file, or one of: {', '.join(known)}" if known else "random or a file"
     if "://" in weights:
         raise SettingError(f"<weights>={weights!r} is an address", "Fetch the file, and set <weights> to its path.")
     if is_path(weights):
         files_of(expand_path(weights))
-    elif weights not in ("random", *known):
+    elif weights not in ("random", *known) or (weights == "random" and entry_point(name)):
         raise ValueError(f"{name} does not have weights called {weights!r}. Use {others}.")
     find_weight_settings(name, weights, chosen, group)
 
 
 def tags_of(name: str) -> list[str]:
-    """Return open_clip's tags of weights for an architecture.
+    """Return open_clip's tags of weights for an architecture; () for one in the user's files.
 
     Raises:
         SettingError: for an unknown architecture, with the closest name.
     """
     import open_clip  # slow import (seconds), deferred until a backbone is checked
 
+    if is_own(name):
+        read_architecture(name)
+        return []
     if name not in (models := open_clip.list_models()):
-        close = _closest(name, [*SHIPPED, *UMT, *models])
+        own = (*SHIPPED, *UMT, *entry_point_names())
+        close = f"./{name}" if os.path.isdir(name) else _closest(name, [*own, *models])
         hint = f"Did you mean {close}? " if close else ""
         raise SettingError(
             f"no backbone called {name!r}",
-            f"{hint}Use {', '.join((*SHIPPED, *UMT))} or one of open_clip.list_models().",
+            f"{hint}Use {', '.join(own)}, one of open_clip.list_models(), or the path of an architecture.",
             f"<name>={close}" if close else "",
         )
     return list(open_clip.list_pretrained_tags_by_model(name))
 
 
 def describe_architecture(name: str) -> dict[str, Any]:
-    """Return open_clip's configuration of an architecture; empty for an unknown name.
+    """Return open_clip's configuration of an architecture, also of one in the user's files; empty for an unknown name.
 
-    It includes the version of timm or transformers if that library defines a tower.
+    It includes the version of timm or transformers if that library defines a tower, and the user's tokenizer.
     """
     import open_clip
 
-    if name not in open_clip.list_models():
+    if is_own(name):
+        if found := read_description(name) or {}:
+            found |= {"tokenizer": tokenizer_digests(name, found)}
+    elif name in open_clip.list_models():
+        found = dict(open_clip.get_model_config(name))
+    else:
         return {}
-    found: dict[str, Any] = open_clip.get_model_config(name)
     towers = {"timm_model_name": "timm", "hf_model_name": "transformers"}
     text = json.dumps(found)
     used = [library for field, library in towers.items() if f'"{field}"' in text and find_spec(library)]
@@ -235,6 +255,11 @@ def _open_clip(
 ) -> tuple[nn.Module, Callable[[list[str]], Tensor]]:
     import open_clip
 
+    if is_own(name):
+        source, tokenize = build_own(name, seed, own)
+        if is_path(weights):
+            _load_weights(source, expand_path(weights), sha256, name)
+        return source, tokenize
     is_tag = weights != "random" and not is_path(weights)
     usual = weight_settings(name, "random").context_length
     length = None if own.context_length == usual else own.context_length
@@ -273,6 +298,7 @@ def _tokenizer(name: str, length: int | None = None) -> Callable[[list[str]], Te
 
 def are_here(name: str, weights: str) -> bool:
     """Return whether these weights are on this machine, so that `load_backbone` would not download them."""
+    weights = weights_of(name, weights)
     if weights in {"shipped", "random"}:
         return True
     if is_path(weights):
@@ -286,6 +312,13 @@ def are_here(name: str, weights: str) -> bool:
     if repository and any(isinstance(try_to_load_from_cache(repository, file), str) for file in files):
         return True
     return bool(url) and (Path("~/.cache/clip").expanduser() / Path(url).name).is_file()
+
+
+def brings_weights(name: str) -> bool:
+    """Return whether a backbone comes with weights under the name `shipped`: a folder, or an entry point."""
+    if is_own(name):
+        return weights_of(name, "shipped") != "shipped"
+    return read_description(name) is None and entry_point(name) is not None
 
 
 def is_path(weights: str) -> bool:

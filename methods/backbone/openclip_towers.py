@@ -2,7 +2,7 @@
 
 timm's ViT (SigLIP, MobileCLIP2-B and L) and Eva (PE-Core, EVA02: rotary positions) are rebuilt from the blocks of
 blocks.py; before and after the blocks, timm's own modules are used. The towers may pool by attention or by the mean,
-and may lack a class token, so methods use only `forward` and seams of them (`Capabilities.backbone_agnostic`).
+and may lack a class token. Which methods fit them is found by running the method (learning/run/tower_parts.py).
 Without seams, a tower computes the features of open_clip's tower (tests/methods/backbone/test_openclip_towers.py).
 
 Shapes: B videos or captions, T frames, N tokens of one frame, L tokens of one caption, D width, d joint embedding.
@@ -53,6 +53,7 @@ class TimmVision(VisionTower):
 
     is_plain = False
     reducers = ("none",)
+    lacks = frozenset({"read"})
 
     def __init__(self, source: Any, name: str = "") -> None:
         """Build the tower from the modules of a TimmModel.
@@ -64,7 +65,7 @@ class TimmVision(VisionTower):
         nn.Module.__init__(self)
         trunk: Any = source.trunk
         _check(trunk, name)
-        self.blocks = nn.ModuleList(Block(_to_open_clip(block, name)) for block in trunk.blocks)
+        self.blocks = nn.ModuleList(Block(to_open_clip(block, name)) for block in trunk.blocks)
         self.rotates_half = bool(getattr(trunk.blocks[0].attn, "rotate_half", False))
         self.width, self.heads = int(trunk.embed_dim), int(trunk.blocks[0].attn.num_heads)
         self.classes = int(trunk.num_prefix_tokens)
@@ -128,9 +129,7 @@ class TimmVision(VisionTower):
         return run_blocks(self.blocks[:blocks], x, None, state, causal=False).unflatten(0, frames.shape[:2])
 
     def read(self, x: Tensor) -> Tensor:
-        raise ValueError(
-            "a timm tower pools tokens by itself, so a method must call it as a whole (Capabilities.backbone_agnostic)."
-        )
+        raise ValueError("a timm tower pools tokens by itself, so a method must call it as a whole.")
 
     def _pooled(self, x: Tensor) -> Tensor:
         """Pool tokens (G, N, D) after the last block: (G, d)."""
@@ -159,7 +158,7 @@ def _check(trunk: Any, name: str) -> None:
         raise ValueError(f"the image tower of {name} has its own rotary positions in each block. {_PLAIN}")
 
 
-def _to_open_clip(block: Any, name: str) -> SimpleNamespace:
+def to_open_clip(block: Any, name: str) -> SimpleNamespace:
     """Return the parts of a timm block under open_clip's names, without MobileCLIP2-L-14's stochastic depth."""
     a = block.attn
     kinds = (type(block).__name__, type(a).__name__)
@@ -237,17 +236,17 @@ class WholeText(TextTower):
         self.positional_embedding = source.positional_embedding  # (context, D)
         self.proj = source.text_projection  # (D, d), or a linear layer
         self.blocks = nn.ModuleList(Block(block) for block in source.transformer.resblocks)
+        self.lacks = frozenset(
+            {"hidden"} if self.pool == "last" else ()
+        )  # padding comes before the position that is read
         self.causal = source.attn_mask is not None
         self.heads = int(source.transformer.resblocks[0].attn.num_heads)
         self.context_length, self.width = map(int, self.positional_embedding.shape)
-        self.pad = 0  # padding id of the tokenizer
+        self.pad, self.words = 0, len(self.token_embedding.weight)  # padding id of the tokenizer, and number of ids
 
     def embed(self, tokens: Tensor) -> tuple[Tensor, TokenState]:
         """Embed ids (B, L') with an end mark as (B, L, D), all L positions, and return the state of the tokens."""
-        length = tokens.argmax(dim=1)  # (B,) position of the end mark
-        places = torch.arange(self.context_length, device=tokens.device)
-        wide = nn.functional.pad(tokens, (0, max(0, self.context_length - tokens.shape[1])))
-        ids = torch.where(places < length[:, None], wide[:, : self.context_length] - 1, self.pad)
+        ids = unmark(tokens, self.context_length, self.pad)
         if self.pool == "last":
             read = torch.full((len(tokens),), self.context_length - 1, device=tokens.device)
         else:
@@ -255,9 +254,17 @@ class WholeText(TextTower):
         x = self.token_embedding(ids) + self.positional_embedding
         return x, TokenState(len(tokens), eot=read, protected=self.context_length)
 
-    def read(self, x: Tensor, state: TokenState) -> Tensor:
-        pooled = self.ln_final(x[torch.arange(len(x), device=x.device), state.eot])
+    def project(self, x: Tensor) -> Tensor:
+        pooled = self.ln_final(x)
         return self.proj(pooled) if isinstance(self.proj, nn.Linear) else pooled @ self.proj
+
+
+def unmark(tokens: Tensor, length: int, pad: int) -> Tensor:
+    """Return the ids (B, length) that a tokenizer gave, from captions (B, L) in the format of `EndMarked`."""
+    end = tokens.argmax(dim=1)  # (B,) position of the end mark
+    wide = nn.functional.pad(tokens, (0, max(0, length - tokens.shape[1])))
+    places = torch.arange(length, device=tokens.device)
+    return torch.where(places < end[:, None], wide[:, :length] - 1, pad)
 
 
 class EndMarked:
@@ -266,11 +273,17 @@ class EndMarked:
     Code that reads captions relies on this format, whichever ids the inner tokenizer uses for end and padding.
     """
 
-    def __init__(self, tokenize: Callable[[list[str]], Tensor], text: WholeText) -> None:
+    def __init__(self, tokenize: Callable[[list[str]], Tensor], text: Any) -> None:
+        """Wrap a tokenizer.
+
+        Args:
+            tokenize: captions -> ids (N, L).
+            text: text tower with `words`, the number of ids, and `pad`, which is set if the tokenizer states it.
+        """
         self.tokenize = tokenize
         inner = getattr(tokenize, "tokenizer", None)
-        self.pad = text.pad = int(getattr(inner, "pad_token_id", None) or 0)
-        self.mark = len(text.token_embedding.weight) + 1
+        self.pad = text.pad = int(getattr(inner, "pad_token_id", None) or text.pad)
+        self.mark = text.words + 1
 
     def __call__(self, texts: list[str]) -> Tensor:
         ids = self.tokenize(texts)

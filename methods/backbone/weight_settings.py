@@ -12,12 +12,15 @@ import json
 import math
 import reprlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ctvr.methods.backbone.json_fields import MOST, get_object, get_typed, get_whole, read_object
+from ctvr.methods.backbone.own_architecture import is_own, own_preprocessing, read_architecture
+
+MOST_TOKENS = MOST  # largest accepted number of tokens of a caption
 ACTIVATIONS = ("gelu", "quick_gelu")
-MOST_TOKENS = 100_000  # largest accepted number of tokens of a caption; all architectures of open_clip have fewer
 RESIZE_MODES = ("shortest", "squash", "longest")
 INTERPOLATIONS = ("bicubic", "bilinear")
 _RESAMPLE = {2: "bilinear", 3: "bicubic"}  # PIL's codes, as transformers writes them
@@ -62,7 +65,7 @@ def weight_settings(
     """Return the settings that belong to weights of an open_clip architecture, without a download.
 
     Args:
-        name: an architecture of open_clip.
+        name: an architecture of open_clip, or the path of the user's own.
         weights: a tag, or `random` for open_clip's defaults.
         file: file or folder of local weights; None for a tag or `random`.
         chosen: settings that the user states for local weights, by name.
@@ -73,21 +76,24 @@ def weight_settings(
     """
     import open_clip  # slow import (seconds), deferred until a backbone is described
 
-    described: dict[str, Any] = open_clip.get_model_config(name) or {}
+    described: dict[str, Any] = read_architecture(name) if is_own(name) else open_clip.get_model_config(name) or {}
     if not described:
         raise ValueError(f"{name} is not an architecture of open_clip")
-    tags = open_clip.list_pretrained_tags_by_model(name)
+    tags = [] if is_own(name) else open_clip.list_pretrained_tags_by_model(name)
     if file is None:
         if chosen:
             raise ValueError(f"{next(iter(chosen))}: applies to a local file only (got weights={weights!r}). Omit it.")
-        return _read_tag(name, weights if weights in tags else "", described)
-    stated = _read_local_json(file, described)
+        found = _read_tag(name, weights if weights in tags else "", described)
+        return replace(found, **_read_own(name, described))
+    stated = _read_own(name, described) | _read_local_json(file, described)
     for field, value in (chosen or {}).items():
         if stated.get(field, value) != value:
             raise ValueError(f"{field}: the JSON next to {file} states {_format(stated[field])}. Omit the setting.")
     options = [_read_tag(name, tag, described) for tag in tags] or [_read_tag(name, "", described)]
     found = _complete(name, options, stated, dict(chosen or {}), group)
     if found.activation == "gelu" and described.get("quick_gelu"):
+        if is_own(name):
+            raise ValueError(f"{file}: activation is gelu, but quick_gelu is true in {name}. Correct it there.")
         plain = name.removesuffix("-quickgelu")
         setting = "backbone.name" if group == "backbone" else f"{group}.backbone"
         raise ValueError(
@@ -160,51 +166,27 @@ def _read_tag(name: str, tag: str, described: Mapping[str, Any]) -> WeightSettin
     )
 
 
+def _read_own(name: str, described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that the user's file or folder of an architecture states; {} for another name."""
+    if not is_own(name):
+        return {}
+    preprocessing, place = own_preprocessing(name)
+    return _read_local_json(place, described) if place.is_dir() else _preprocessing(preprocessing, str(place))
+
+
 def _read_local_json(file: Path, described: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that JSON files next to the weights state; open_clip_config.json overrides the others."""
     folder = file if file.is_dir() else file.parent
     found = _read_transformers_model(folder / "config.json", described)
     found |= _read_preprocessor(folder / "preprocessor_config.json", folder / "open_clip_config.json")
-    own = _json(source := folder / "open_clip_config.json")
-    found |= _preprocessing(_object(own, "preprocess_cfg", source), str(source))
+    own = read_object(source := folder / "open_clip_config.json")
+    found |= _preprocessing(get_object(own, "preprocess_cfg", source), str(source))
     if own.get("model_cfg") is not None:
-        model = _object(own, "model_cfg", source)
-        found["activation"] = "quick_gelu" if _get_typed(model, "quick_gelu", bool, "true or false", source) else "gelu"
-        if length := _whole(_object(model, "text_cfg", source), "context_length", source):
+        model = get_object(own, "model_cfg", source)
+        found["activation"] = "quick_gelu" if get_typed(model, "quick_gelu", bool, "true or false", source) else "gelu"
+        if length := get_whole(get_object(model, "text_cfg", source), "context_length", source):
             found["context_length"] = length
     return found
-
-
-def _json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        read = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        read = None
-    if not isinstance(read, dict):
-        raise ValueError(f"{file}: is not a JSON object with the settings of the weights. Fetch the file again.")
-    return read
-
-
-def _get_typed(config: Mapping[str, Any], name: str, kind: type, what: str, source: Path) -> Any:
-    """Return `config[name]`, or None if it is absent; refuse a value of another type, which `what` describes."""
-    value = config.get(name)
-    if value is None or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
-        return value
-    raise ValueError(f"{source}: {name} must be {what} (got {reprlib.repr(value)}). Fetch the file again.")
-
-
-def _object(config: Mapping[str, Any], name: str, source: Path) -> dict[str, Any]:
-    return _get_typed(config, name, dict, "an object", source) or {}
-
-
-def _whole(config: Mapping[str, Any], name: str, source: Path) -> int | None:
-    what = f"a whole number of 1 to {MOST_TOKENS}"
-    value: int | None = _get_typed(config, name, int, what, source)
-    if value is not None and not 0 < value <= MOST_TOKENS:
-        raise ValueError(f"{source}: {name} must be {what} (got {reprlib.repr(value)}). Fetch the file again.")
-    return value
 
 
 def _preprocessing(config: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -236,12 +218,12 @@ def _read_preprocessor(file: Path, other: Path) -> dict[str, Any]:
 
     The resize mode is left out if open_clip's file `other` exists.
     """
-    config = _json(file)
+    config = read_object(file)
     found = {"mean": config.get("image_mean"), "std": config.get("image_std")}
     if config.get("do_normalize") is False:
         found = {"mean": 0, "std": 1}
     plain = _preprocessing(found, str(file))
-    if (number := _get_typed(config, "resample", int, "an integer, PIL's code of a filter", file)) is not None:
+    if (number := get_typed(config, "resample", int, "an integer, PIL's code of a filter", file)) is not None:
         plain |= _preprocessing({"interpolation": _RESAMPLE.get(number, number)}, f"{file}: resample")
     edge, height = _lengths(config, "size", file)
     if other.is_file() or not (edge or height):
@@ -261,23 +243,23 @@ def _lengths(config: Mapping[str, Any], name: str, file: Path) -> tuple[int | No
     The size is an object with both, or a single integer that is both.
     """
     if isinstance(config.get(name), Mapping):
-        return _whole(config[name], "shortest_edge", file), _whole(config[name], "height", file)
-    edge = _whole(config, name, file)
+        return get_whole(config[name], "shortest_edge", file), get_whole(config[name], "height", file)
+    edge = get_whole(config, name, file)
     return edge, edge
 
 
 def _read_transformers_model(file: Path, described: Mapping[str, Any]) -> dict[str, Any]:
     """Return activation and context length that config.json of a CLIP or SigLIP of transformers states."""
-    config = _json(file)
+    config = read_object(file)
     text, vision = (
-        _object(config, f"{each}_config", file) or _object(config, f"{each}_config_dict", file)
+        get_object(config, f"{each}_config", file) or get_object(config, f"{each}_config_dict", file)
         for each in ("text", "vision")
     )
     if not (text or vision):
         return {}
-    kind = _get_typed(config, "model_type", str, "a text", file) or ""
+    kind = get_typed(config, "model_type", str, "a text", file) or ""
     default = {"clip": "quick_gelu", "siglip": "gelu_pytorch_tanh", "siglip2": "gelu_pytorch_tanh"}.get(kind)
-    stated = (_get_typed(tower, "hidden_act", str, "a text", file) or default for tower in (text, vision))
+    stated = (get_typed(tower, "hidden_act", str, "a text", file) or default for tower in (text, vision))
     acts = {act for act in stated if act}
     has_tanh = "tanh" in json.dumps(described) or "timm_model_name" in json.dumps(described)
     known = {"gelu", "quick_gelu"} | (_TANH if has_tanh else set())
@@ -287,5 +269,5 @@ def _read_transformers_model(file: Path, described: Mapping[str, Any]) -> dict[s
             "Use the architecture of these weights."
         )
     found: dict[str, Any] = {"activation": "quick_gelu" if "quick_gelu" in acts else "gelu"} if acts else {}
-    length = _whole(text, "max_position_embeddings", file)
+    length = get_whole(text, "max_position_embeddings", file)
     return found | ({"context_length": length} if length and kind in {"clip", "siglip", "siglip2"} else {})

@@ -41,6 +41,11 @@ def _add_show(actions: Any) -> None:
     other.add_argument(
         "--cost", action="store_true", help="show multiply-adds and parameters next to the papers' figures"
     )
+    other.add_argument(
+        "--backbone",
+        metavar="NAME",
+        help="show which methods fit a value of backbone.name, and what it lacks for the others",
+    )
     parser.add_argument(
         "--tasks", type=int, metavar="N", help="number of tasks after which --cost shows the storage of growing methods"
     )
@@ -50,8 +55,10 @@ def _add_show(actions: Any) -> None:
 def _show(arguments: argparse.Namespace) -> str:
     if arguments.tasks is not None and not arguments.cost:
         raise ConfigError("--tasks requires --cost", "methods", remedy="Run ctvr methods --cost --tasks 100.")
-    if (arguments.cost or arguments.verified) and (arguments.name or arguments.preset):
-        option = "--cost" if arguments.cost else "--verified"
+    options = {"--cost": arguments.cost, "--verified": arguments.verified, "--backbone": arguments.backbone}
+    if (option := next((name for name, given in options.items() if given), "")) and (
+        arguments.name or arguments.preset
+    ):
         raise ConfigError(f"{option} shows all methods", "methods", remedy="Omit the name and --preset.")
     if arguments.json:
         from ctvr.orchestrator.catalog.schema import schema_text
@@ -59,6 +66,12 @@ def _show(arguments: argparse.Namespace) -> str:
         if arguments.preset:
             raise ConfigError("--json shows settings, not presets", "methods", remedy="Omit --preset.")
         return schema_text(arguments.name or "")
+    if arguments.backbone:
+        from ctvr.orchestrator.jobs.fitting import fitting_text
+        from ctvr.orchestrator.sweeps.trust import trust_architectures
+
+        trust_architectures([f"backbone.name={arguments.backbone}"])
+        return fitting_text(arguments.backbone)
     from ctvr.orchestrator.catalog.methods import methods_text
 
     if arguments.verified:

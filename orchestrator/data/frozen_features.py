@@ -61,7 +61,7 @@ class FrozenFeatures:
     def maker(self) -> str:
         """Return the digest of weights, code, precision and device, which with the frames determine the tokens."""
         if not self._maker:
-            device = self.tower.conv1.weight.device
+            device = next(self.tower.parameters()).device
             cpu = f"{torch.backends.cpu.get_cpu_capability()} {kernels()}"
             self._maker = digest_of(
                 {

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ctvr.methods.backbone.architectures import image_size
+from ctvr.methods.backbone.descriptions import image_size
 from ctvr.orchestrator.digests import cache_folder, source_digest
 from ctvr.orchestrator.doctor import machine, network, records
 from ctvr.orchestrator.doctor.findings import Finding, listed

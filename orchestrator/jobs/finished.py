@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, named_classes
+from ctvr.methods.user_code import installed_names
 from ctvr.orchestrator import memo
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.console import say
@@ -64,7 +66,7 @@ def question_of(
 ) -> list[Any] | None:
     """Return the values that, besides sources and libraries, determine a run's key; None if the key is not cacheable.
 
-    Files are compared by size and times. Keys of runs with third-party classes are not cached.
+    Files are compared by size and times. Keys of runs with code of other packages are not cached.
 
     Args:
         settings: settings by dotted name.
@@ -75,6 +77,8 @@ def question_of(
     values = [value for given in (settings, stream.settings) for name, value in given.items() if name != "stream"]
     methods = {str(given[name]) for given in (settings, stream.settings) for name in METHODS if name in given}
     if named_classes(values) or not methods <= {*EVERY_METHOD, *CONFIGURATIONS} or stream.protocol not in PROTOCOLS:
+        return None
+    if installed_names() & {word for value in values for word in re.split(r"[^\w.-]+", str(value))}:
         return None
     if any(given.get(name) for given in (settings, stream.settings) for name in OTHER_STREAMS):
         return None

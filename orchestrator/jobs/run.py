@@ -17,6 +17,7 @@ from ctvr.orchestrator.errors import ConfigError, CtvrError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.jobs.finished import FINISHED, question_of
 from ctvr.orchestrator.jobs.run_text import (
+    backbone_text,
     cut_captions_text,
     next_text,
     result_text,
@@ -117,7 +118,7 @@ def train(
     def ready(*context: Any) -> None:  # reached after all checks of settings
         recorder.ready(*context)
         started = start_text(experiment, stream, device, f"{execution.runs}, run {recorder.name}", tracker)
-        say("\n".join([started, *cut_captions_text(context[2])]))
+        say("\n".join([started, *backbone_text(context[1]), *cut_captions_text(context[2])]))
 
     def report_task(task: Task, record: RunState, seconds: float) -> None:
         recorder.report(task, record, seconds)

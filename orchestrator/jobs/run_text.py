@@ -19,6 +19,7 @@ from ctvr.orchestrator.streams.query_rank import Rank
 from ctvr.orchestrator.streams.stream import Stream
 
 if TYPE_CHECKING:
+    from ctvr.methods.base import Method
     from ctvr.orchestrator.data.batches import StreamData
     from ctvr.orchestrator.settings.experiment import Experiment
     from ctvr.orchestrator.tracking.tracker import Tracker
@@ -71,6 +72,18 @@ def cut_captions_text(data: StreamData) -> list[str]:
     from ctvr.orchestrator.data.caption_cuts import describe_cuts  # needs torch
 
     return _wrap_lines("captions", describe_cuts(data))
+
+
+def backbone_text(method: Method) -> list[str]:
+    """Return lines for the start of a run on a backbone of another kind than CLIP, with the parts that it offers."""
+    from ctvr.methods.backbone.clip import Clip  # needs torch
+    from ctvr.methods.backbone.vectors import Vectors
+    from ctvr.orchestrator.learning.run.tower_parts import describe_offer, is_of_clip
+
+    clip = next((part for part in method.modules() if isinstance(part, Clip)), None)
+    if clip is None or isinstance(clip, Vectors) or is_of_clip(clip):
+        return []
+    return _wrap_lines("backbone", [f"{clip.name} offers all that this method uses ({describe_offer(clip)})"])
 
 
 def slow_precision(device: str, precision: str) -> list[str]:

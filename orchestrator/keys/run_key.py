@@ -9,7 +9,7 @@
                    weights       of the backbone, with the description of its architecture
                    code ...      every source file of DIGESTED_PACKAGES, one digest per package; the method with
                                  everything that it imports; and the closure (foreign_code.py) of a method, base,
-                                 protocol, stream, metric or optimizer of another package
+                                 protocol, stream, backbone, metric or optimizer of another package
                    torch, open_clip    their versions
                    device        cpu or cuda
                    capability    the vector instructions that torch uses (CPU only)
@@ -30,7 +30,9 @@ import torch
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, place_of
 from ctvr.methods.backbone.architectures import SHIPPED, UMT, VECTORS
 from ctvr.methods.backbone.checkpoint import files_of
+from ctvr.methods.backbone.entry_points import entry_point
 from ctvr.methods.backbone.load import VERSION, describe_architecture, find_weight_settings, is_path
+from ctvr.methods.backbone.own_architecture import weights_of
 from ctvr.methods.user_paths import expand_path, list_files
 from ctvr.orchestrator.digests import (
     ROOT,
@@ -95,6 +97,7 @@ def weights_digest(backbone: str, weights: str, vocabulary: str = "") -> str:
 
     The name of weights that are not in a file, such as an open_clip tag, replaces their digest.
     """
+    weights = weights_of(backbone, weights)
     folder = SHIPPED.get(backbone)
     shipped = [digest_file(file) for file in sorted(folder.iterdir()) if file.is_file()] if folder else []
     pieces = content_of(vocabulary)
@@ -166,6 +169,12 @@ def stream_digest(name: str) -> dict[str, str]:
     """Return the digest of a plug-in stream's code, by name; {} for any other stream."""
     point = stream_plugins().get(plain_name(name))
     return {f"code of stream {point.name}": digest_closure(point.module)} if point is not None else {}
+
+
+def backbone_digest(*names: str) -> dict[str, str]:
+    """Return, by name, the digest of the code of each backbone that is an entry point; {} for all others."""
+    found = {name: entry_point(name) for name in names}
+    return {f"code of backbone {name}": digest_closure(point.module) for name, point in found.items() if point}
 
 
 def code_digests(method: str, base: str | None = None) -> dict[str, str]:

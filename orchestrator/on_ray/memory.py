@@ -7,19 +7,17 @@ and never causes a refusal. Loads neither Ray nor torch, because `ctvr doctor` u
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from ctvr.methods.backbone.architectures import SHIPPED, UMT, image_size
+from ctvr.methods.backbone.descriptions import image_size, read_description
 
 # Bytes of a process with torch, open_clip, Ray and MLflow and a tiny model: the peak of 78 runs of 8 methods with
 # tiny-clip was 1.27 to 1.93 GB
@@ -75,7 +73,7 @@ class Size:
 
 def model_size(name: str) -> Size | None:
     """Return the size of a backbone whose towers are transformers of open_clip or timm; None for other backbones."""
-    described, side = _read_description(name), image_size(name)
+    described, side = read_description(name), image_size(name)
     if described is None or side is None:
         return None
     text, joint = described.get("text_cfg", {}), described["embed_dim"]
@@ -109,17 +107,6 @@ def _timm_tower(vision: Mapping[str, Any]) -> dict[str, Any] | None:
     patch = re.search(r"_patch(\d+)", name)
     tower = {"layers": layers, "width": width, "mlp_ratio": ratio, "patch_size": int(patch[1]) if patch else 16}
     return tower | ({"pool_weights": _block_weights(tower)} if vision.get("timm_pool") == "map" else {})
-
-
-def _read_description(name: str) -> dict[str, Any] | None:
-    """Return open_clip's description of a backbone, without loading open_clip."""
-    if name in SHIPPED:
-        return dict(json.loads((SHIPPED[name] / "config.json").read_text(encoding="utf-8"))["model"])
-    if name in UMT:
-        return UMT[name]
-    spec = find_spec("open_clip")
-    file = Path(spec.origin).parent / "model_configs" / f"{name}.json" if spec is not None and spec.origin else None
-    return dict(json.loads(file.read_text(encoding="utf-8"))) if file is not None and file.is_file() else None
 
 
 def trials_in_memory(worker: int, workers: int, nodes: Sequence[Mapping[str, float]]) -> int | None:

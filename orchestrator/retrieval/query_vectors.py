@@ -16,6 +16,7 @@ from torch import Tensor
 from ctvr.methods.backbone.architectures import SHIPPED
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.load import check_backbone, is_path
+from ctvr.methods.backbone.own_architecture import is_own
 from ctvr.methods.backbone.vectors import CaptionTable
 from ctvr.methods.base import Method, l2_normalize
 from ctvr.methods.families.upgrade import Upgraded
@@ -180,6 +181,8 @@ def _backbone_of(card: Card) -> BackboneConfig:
     if name in SHIPPED:
         return BackboneConfig(name=name, weights="shipped")
     try:
+        if is_own(name):
+            raise ValueError(f"{name} is a path")
         check_backbone(name, "random")
     except ValueError as error:
         raise ConfigError("open_clip has no such model", card.path) from error

@@ -17,6 +17,7 @@ from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.keys.prefix_reuse import AccessLog, Prefixes, TrackedSettings, track_reads
 from ctvr.orchestrator.keys.run_key import (
     NON_IDENTITY_SETTINGS,
+    backbone_digest,
     code_digests,
     contents_of,
     describe_preprocessing,
@@ -43,12 +44,14 @@ class BackboneConfig:
 
     name: str = setting(
         "ViT-B-32-quickgelu",
-        doc="tiny-clip, tiny-clip-stem, UMT-B-16, UMT-L-16 or an open_clip architecture; for images resnet18 or "
-        "resnet18-8 (narrow); vectors for features of videos and captions",
+        doc="tiny-clip, tiny-clip-stem, UMT-B-16, UMT-L-16, an open_clip architecture, the path of one (FILE.json or "
+        "folder) or an entry point ctvr.backbones; for images resnet18 or resnet18-8 (narrow); vectors for features of "
+        "videos and captions",
     )
     weights: str = setting(
         "openai",
-        doc="shipped (only for tiny-clip*), an open_clip tag, a local file, random, or imported (only for vectors)",
+        doc="shipped (of tiny-clip*, of the folder of an architecture or of an entry point), an open_clip tag, a local "
+        "file, random, or imported (only for vectors)",
     )
     sha256: str = setting("", doc="SHA-256 of a local pickle file (.pt), which is read only if it matches")
     vocabulary: str = setting("", doc="path of BERT's vocab.txt, which only UMT needs, for its captions")
@@ -287,6 +290,7 @@ class Experiment:
             **contents_of(self.method, "method"),
             **({} if self.base is None else contents_of(self.base, "base")),
             **({"upgrade.backbone": weights_digest(new.name, new.weights)} if self.upgrade.task else {}),
+            **(backbone_digest(new.name) if self.upgrade.task else {}),
             **(describe_preprocessing(new.name, new.weights, new.chosen, "upgrade.") if self.upgrade.task else {}),
         }
 
@@ -302,6 +306,7 @@ class Experiment:
             **stream_digest(self.run.stream),
             **METRICS.digests(self.evaluation.metrics),
             **OPTIMIZERS.digests([self.optim.name]),
+            **backbone_digest(self.backbone.name),
             **environment(device),
         }
 

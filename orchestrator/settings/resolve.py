@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from ctvr.methods.backbone.architectures import VECTORS
+from ctvr.methods.backbone.load import brings_weights
 from ctvr.methods.base import Capabilities, Method
 from ctvr.methods.settings import SettingError
 from ctvr.orchestrator.config import (
@@ -29,6 +30,7 @@ from ctvr.orchestrator.settings.presets import configured, get_method, preset_se
 from ctvr.orchestrator.streams.stream import Stream
 
 FEATURES = "imported features"  # source of the settings in `Method.ON_FEATURES`
+BACKBONE = "the backbone"  # source of `backbone.weights` if the chosen backbone comes with its own
 
 
 def stored_capabilities(settings: Settings) -> Capabilities:
@@ -76,8 +78,8 @@ def resolve(
     """Check a user's configuration, fill in defaults and return the complete experiment of a run.
 
     Later sources override earlier ones: defaults, `Method.OPTIMIZER`, the stream's recommended settings, on imported
-    features `Method.ON_FEATURES`, the presets (first the recipe, then its changes), the overrides. The recipe that the
-    stream recommends must be in `presets`; `with_recipe` adds it.
+    features `Method.ON_FEATURES`, the weights that come with the backbone, the presets (first the recipe, then its
+    changes), the overrides. The recipe that the stream recommends must be in `presets`; `with_recipe` adds it.
 
     Args:
         overrides: flat dotted settings as the user gave them; must contain `method` and `stream`.
@@ -122,10 +124,17 @@ def _resolve_layers(overrides: Mapping[str, Any], recommended: Mapping[str, Any]
         "the method": _optimizer_defaults(cls, known),
         "the stream": dict(recommended),
         FEATURES: defaults_on_features(cls, known) if known.get("backbone.name") == VECTORS else {},
+        BACKBONE: _weights_of_backbone(chosen),
         f"preset {','.join(presets)}": of_presets,
         "you": overrides,
     }
     return build_experiment(layers, presets)
+
+
+def _weights_of_backbone(chosen: Mapping[str, Any]) -> Settings:
+    """Return `backbone.weights` for a chosen folder or entry point; the stream's weights are for another backbone."""
+    name = str(chosen.get("backbone.name", ""))
+    return {"backbone.weights": "shipped"} if name and brings_weights(name) else {}
 
 
 def with_values(experiment: Experiment, values: Mapping[str, Any]) -> Experiment:

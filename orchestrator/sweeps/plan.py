@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ctvr.methods.backbone.architectures import SHIPPED, VECTORS
+from ctvr.methods.backbone.architectures import UMT
+from ctvr.methods.backbone.load import describe_architecture
+from ctvr.methods.backbone.own_architecture import is_own
 from ctvr.orchestrator.config import Settings, build
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.digests import digest_of
@@ -254,7 +256,8 @@ def _clamp_to_depth(experiment: Experiment, varies: Sequence[str]) -> Settings:
     if not counts:
         return {}
     backbone = experiment.backbone
-    tower = load_clip(backbone) if backbone.name in (*SHIPPED, VECTORS) else sizes_only(backbone.name)
+    is_sized = describe_architecture(backbone.name) and not is_own(backbone.name)
+    tower = sizes_only(backbone.name) if is_sized or backbone.name in UMT else load_clip(backbone)
     depth = len(tower.vision.blocks)
     return {name: depth for name in counts if experiment.settings[name] > depth}
 

@@ -1,4 +1,4 @@
-"""Trusted classes `module:Class` and addresses, which the user names in a command, its --config file or Python.
+"""Trusted classes `module:Class`, addresses and architectures, named in a command, its --config file or Python.
 
 Streams, models, records, plans and tables may come from third parties. So `methods.find_method` loads only trusted
 classes, and addresses.py allows only trusted hosts.
@@ -7,15 +7,19 @@ classes, and addresses.py allows only trusted hosts.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
 from ctvr.methods import named_classes, trust, trusted
+from ctvr.methods.backbone.own_architecture import is_own
 from ctvr.methods.user_code import place_in_user_code as place_in_user_code
 from ctvr.orchestrator.addresses import is_address, name_addresses, named_addresses
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.sweeps.settings_file import read_settings
+
+_ARCHITECTURE = re.compile(r"(?:^|[=\s])(?:backbone\.name|upgrade\.backbone)=(.+)")
 
 
 def trust_typed(words: Iterable[str]) -> None:
@@ -23,7 +27,16 @@ def trust_typed(words: Iterable[str]) -> None:
 
     An argument that is the name of an existing file is ignored, because a shell may have expanded `*` to it.
     """
-    trust(word for word in words if not os.path.lexists(word))
+    words = [word for word in words if not os.path.lexists(word)]
+    trust(words)
+    trust_architectures(words)
+
+
+def trust_architectures(words: Iterable[str]) -> None:
+    """Trust the files and folders of architectures in words such as `backbone.name=FILE.json`."""
+    given = filter(None, (_ARCHITECTURE.search(word) for word in words))
+    names = (name for match in given for name in re.split(r"[\s,\[\]'\"]+", match[1]))
+    name_addresses((name for name in names if is_own(name)), by_trust=True)
 
 
 def trust_named(names: Iterable[str]) -> None:
@@ -50,7 +63,9 @@ def trust_config(file: Path) -> None:
     Raises:
         ConfigError: if the file cannot be read.
     """
-    trust(read_settings(file).values())
+    settings = read_settings(file)
+    trust(settings.values())
+    trust_architectures(f"{name}={value}" for name, value in settings.items())
 
 
 def trust_options() -> list[str]:

@@ -39,6 +39,7 @@ from tests.fuzz.files import (
     make_video,
     manifest,
 )
+from tests.own_towers import CLIP
 
 Form = Literal["bytes", "json", "lines", "table"]
 
@@ -62,6 +63,12 @@ class Target:
         from ctvr.orchestrator.errors import CtvrError
 
         return (CtvrError, *self.also)
+
+
+def _architecture(path: Path) -> object:
+    from ctvr.methods.backbone.own_architecture import read_architecture, tokenizer_digests
+
+    return tokenizer_digests(str(path), read_architecture(str(path)))
 
 
 def _features(path: Path) -> object:
@@ -271,6 +278,7 @@ TARGETS = (
     Target("yaml", make_file("c.yaml", lambda: YAML), _settings),
     Target("card", make_file("features.yaml", lambda: CARD), _card),
     Target("canaries", make_canaries, _canaries),
+    Target("architecture", make_json("a.json", CLIP), _architecture, "json", also=(ValueError,)),
     Target("preset", make_json("p.json", PRESET), _preset, "json"),
     Target("npy", make_npy((3, 6)), _read_npy),
     Target("npz", make_arrays("npz"), _features),

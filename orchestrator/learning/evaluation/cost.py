@@ -79,9 +79,11 @@ class VideoCost:
 def video_cost(method: Method, frames: Tensor) -> VideoCost:
     """Count the operations of encoding `frames` (B, T, 3, H, W) once; with `meta` tensors, without computing.
 
-    Every pass through the image tower counts. Without an image tower, all convolutions and matrix products count.
+    Every pass through the image tower counts. Without one of open_clip or UMT, all convolutions and products count.
     """
-    tower = next((module for module in method.modules() if isinstance(module, VisionTower)), None)
+    # The formula of `tower_macs` needs a patch embedding, which a tower of another package lacks
+    towers = (module for module in method.modules() if isinstance(module, VisionTower))
+    tower = next((module for module in towers if hasattr(module, "conv1") or module.takes_features), None)
     training = method.training
     counter: Any = nullcontext()
     if tower is None:

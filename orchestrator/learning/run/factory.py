@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,17 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctvr.methods import METHODS, find_method
+from ctvr.methods import find_method
 from ctvr.methods.backbone import load
 from ctvr.methods.backbone.architectures import VECTORS
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.compiled import CompileFailed, compile_blocks
+from ctvr.methods.backbone.entry_points import entry_point
+from ctvr.methods.backbone.own_architecture import is_own
 from ctvr.methods.backbone.umt import Umt
 from ctvr.methods.backbone.vectors import Vectors
 from ctvr.methods.backbone.weight_settings import WeightSettings, saved_settings
 from ctvr.methods.base import Method, Task
 from ctvr.methods.images.resnet import RESNETS, ResNet18
 from ctvr.methods.settings import SettingError
+from ctvr.methods.user_paths import expand_path
+from ctvr.orchestrator.addresses import require_allowed
 from ctvr.orchestrator.config import setting_error
 from ctvr.orchestrator.data.batches import seed_of, tasks_of
 from ctvr.orchestrator.data.imported_features import attach_features, refuse_unfrozen, saved_vectors
@@ -29,6 +35,7 @@ from ctvr.orchestrator.learning.evaluation.protocols import protocol_of
 from ctvr.orchestrator.learning.evaluation.stored_galleries import repeat_tasks
 from ctvr.orchestrator.learning.record.commits import Commits
 from ctvr.orchestrator.learning.record.method_state import WEIGHT_SETTINGS, PretrainedSnapshot, load_state, read_model
+from ctvr.orchestrator.learning.run.tower_parts import refuse_misfit
 from ctvr.orchestrator.learning.run.upgrade import TwoTokenizers, make_upgraded, new_experiment
 from ctvr.orchestrator.learning.run.vector_towers import check_method, check_settings, make_vectors
 from ctvr.orchestrator.settings.experiment import BackboneConfig, Experiment
@@ -41,6 +48,7 @@ REMEMBERED = 10_000  # number of texts whose tokens are kept while a model with 
 
 def load_clip(config: BackboneConfig, saved: WeightSettings | None = None) -> Clip:
     """Load the backbone of a configuration; raise errors as ConfigError. See `load.load_backbone` for `saved`."""
+    _require_named(config.name, "backbone.name")
     try:
         known = (config.sha256, config.vocabulary, config.chosen, saved)
         return load.load_backbone(config.name, config.weights, 0, *known)
@@ -50,11 +58,18 @@ def load_clip(config: BackboneConfig, saved: WeightSettings | None = None) -> Cl
         raise ConfigError(error, "backbone") from error
 
 
+def _require_named(name: str, setting: str) -> None:
+    """Refuse the path of an architecture that only a file names, such as a preset, a stream or a saved model."""
+    if is_own(name):
+        require_allowed(os.path.abspath(expand_path(name)), setting)
+
+
 def check_backbone(experiment: Experiment) -> None:
     """Refuse an unknown backbone, tag or weights file of a run on videos, before videos are rendered or decoded.
 
     Raises:
-        ConfigError: if one of these is unknown, or is for imported features only.
+        ConfigError: if one of these is unknown, is for imported features only, is a path that the user did not name,
+            or is of another kind than the method needs.
     """
     if find_method(experiment.run.method).domain == "images":
         return
@@ -62,6 +77,7 @@ def check_backbone(experiment: Experiment) -> None:
     towers = {"backbone": experiment.backbone}
     towers |= {"upgrade": experiment.upgrade.tower} if experiment.upgrade.task else {}
     for group, config in towers.items():
+        _require_named(config.name, "backbone.name" if group == "backbone" else "upgrade.backbone")
         try:
             load.check_backbone(config.name, config.weights, config.sha256, config.vocabulary, config.chosen, group)
         except SettingError as error:
@@ -69,6 +85,18 @@ def check_backbone(experiment: Experiment) -> None:
             raise (said.at("upgrade.backbone") if said.settings == ("upgrade.name",) else said) from error
         except (ValueError, FileNotFoundError) as error:
             raise ConfigError(error, "upgrade.backbone" if group == "upgrade" else group) from error
+        if is_own(config.name) or entry_point(config.name):
+            refuse_misfit(experiment, own_tower(config.name, str(load.describe_architecture(config.name))))
+
+
+@functools.lru_cache(maxsize=1)
+def own_tower(name: str, described: str) -> Clip:
+    """Build the backbone of a file, folder or entry point to see what it offers, without values (on `meta`).
+
+    `described` is its architecture as text: an edited file is read again.
+    """
+    weights = "shipped" if load.brings_weights(name) else "random"
+    return load_clip(BackboneConfig(name=name, weights=weights)).to("meta")
 
 
 def load_tower(
@@ -157,9 +185,9 @@ def make_method(experiment: Experiment, backbone: Clip | ResNet18, stream: Strea
 
     If `stream`, the run's stream, has precomputed features, the method's towers must be frozen.
     """
-    torch.manual_seed(experiment.run.seed)
     cls = find_method(experiment.run.method)
     if isinstance(backbone, ResNet18):
+        torch.manual_seed(experiment.run.seed)
         return cls(experiment.method, _wrapped(experiment, cls, backbone))
     known = experiment.capabilities
     if isinstance(backbone, Umt) and not known.needs_umt:
@@ -168,13 +196,9 @@ def make_method(experiment: Experiment, backbone: Clip | ResNet18, stream: Strea
         )
     if isinstance(backbone, Vectors):
         check_method(experiment)
-    elif not backbone.vision.is_plain and not known.backbone_agnostic:
-        others = ", ".join(name for name in METHODS if _is_backbone_agnostic(find_method(name)))
-        raise ConfigError(
-            f"{experiment.name} uses parts of CLIP's own towers, which {backbone.name} does not have",
-            "method",
-            remedy=f"Choose a backbone such as ViT-B-16, or one of the methods {others}.",
-        )
+    elif not isinstance(backbone, Umt):
+        refuse_misfit(experiment, backbone)
+    torch.manual_seed(experiment.run.seed)
     try:
         group = "base"
         wrapped = _wrapped(experiment, cls, backbone)
@@ -195,10 +219,6 @@ def make_method(experiment: Experiment, backbone: Clip | ResNet18, stream: Strea
             write=(f"data.num_frames={most}",),
         )
     return method
-
-
-def _is_backbone_agnostic(cls: type[Method]) -> bool:
-    return cls.capabilities(cls.Config()).backbone_agnostic
 
 
 def _wrapped(experiment: Experiment, cls: type[Method], backbone: nn.Module) -> nn.Module:
@@ -229,10 +249,11 @@ def load_trained(folder: Path) -> TrainedModel:
     with named_in(str(folder / "model.json")):
         experiment = resolve(description["settings"])
     tower, upgrade = experiment.backbone, experiment.upgrade  # the folder has all tensors; weights files are not read
+    plain: dict[str, Any] = {"sha256": "", "activation": "", "mean": (), "resize_mode": ""}
     drawn = replace(
         experiment,
-        backbone=replace(tower, weights="random", sha256="", activation="", mean=(), resize_mode=""),
-        upgrade=replace(upgrade, weights="random", sha256="", activation="", mean=(), resize_mode=""),
+        backbone=replace(tower, weights=_any_weights(tower.name), **plain),
+        upgrade=replace(upgrade, weights=_any_weights(upgrade.backbone), **plain),
     )
     saved = _saved(folder / "model.json", description.get(WEIGHT_SETTINGS, {}))
 
@@ -251,6 +272,11 @@ def load_trained(folder: Path) -> TrainedModel:
         method.begin_task(_task(task))
     load_state(method, weights, {})
     return TrainedModel(method.eval(), experiment, clip, learned=len(earlier))
+
+
+def _any_weights(backbone: str) -> str:
+    """Return the value of `backbone.weights` with which a backbone needs no file of weights."""
+    return "shipped" if entry_point(backbone) else "random"
 
 
 def _saved(file: Path, described: Any) -> dict[str, WeightSettings]:

@@ -141,7 +141,7 @@ def test_a_tower_without_such_blocks_is_refused_in_one_line(name, what):
 @pytest.mark.parametrize(
     ("words", "setting", "values"),
     [
-        ("xpool", "method", "xpool ctvr-attentive"),
+        ("clip_vip", "method", "clip_vip ctvr-attentive class_embedding"),
         ("lwf method.base=prompt", "method", "lwf"),
         ("lora method.reducer.name=tome", "method.reducer.name", "CLIP's"),
     ],

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from ctvr.methods.backbone import architectures, umt_load
+from ctvr.methods.backbone.descriptions import image_size
 from ctvr.methods.backbone.load import load_backbone
 from ctvr.methods.backbone.umt_weights import of_decoder
 from ctvr.methods.backbone.wordpiece import MARKS
@@ -161,5 +162,5 @@ def test_at_full_size_it_is_the_published_model():
     answering, cost = estimate("umt_qa", backbone="UMT-B-16")
     assert trained_parameters(answering) == 254_435_898  # with the decoder's 52,815,162, without the heads of retrieval
     assert cost.macs / 1e9 == pytest.approx(303.118, abs=1e-3)
-    assert architectures.image_size("UMT-B-16") == 224
+    assert image_size("UMT-B-16") == 224
     assert 1e8 < model_size("UMT-B-16").parameters < 2.1e8

@@ -42,7 +42,7 @@ class HalfOfOpenClip:
 
 
 def marked() -> EndMarked:
-    text: Any = SimpleNamespace(pad=0, token_embedding=torch.nn.Embedding(10, 2))
+    text: Any = SimpleNamespace(pad=0, words=10)
     return EndMarked(HalfOfOpenClip(ends=0, pad=1), text)
 
 

@@ -11,6 +11,7 @@ from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.finished import finished_run, question_of
 from ctvr.orchestrator.jobs.run import run
 from ctvr.orchestrator.streams.load import load_stream
+from tests.entry_points import install
 from tests.small_stream import write_stream
 
 SETTINGS = {"method": "zero_shot", "backbone.name": "tiny-clip", "backbone.weights": "shipped", "data.num_frames": "2"}
@@ -78,6 +79,23 @@ def test_without_its_commits_or_its_record_it_is_not_finished(made, here, tmp_pa
 def test_a_class_of_the_user_is_always_resolved(made, here):
     for name in ("method", "method.base"):
         assert ask(made, here, **{name: "mine:Method"}) is None
+
+
+def test_code_of_an_installed_package_is_always_resolved(made, here, monkeypatch, tmp_path):
+    assert ask(made, here, **{"optim.epochs": "1"}) is None
+    groups = {f"ctvr.{kind}": {f"my-{kind}": "mine:Mine"} for kind in ("metrics", "optimizers", "backbones")}
+    install(tmp_path / "site", "mine", groups, mine="")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    stream = load_stream(str(made[0] / "small" / "small.json"), made[0])
+    assert question_of(SETTINGS, (), stream) is not None
+    for name, value in (
+        ("evaluation.metrics", "my-metrics"),
+        ("evaluation.metrics", "['other', 'my-metrics']"),
+        ("optim.name", "my-optimizers"),
+        ("backbone.name", "my-backbones"),
+        ("upgrade.backbone", "my-backbones"),
+    ):
+        assert question_of({**SETTINGS, name: value}, (), stream) is None
 
 
 def test_at_last_a_changed_video_is_another_command(made, here):

@@ -12,6 +12,7 @@ from ctvr.orchestrator.keys import run_key
 from ctvr.orchestrator.keys.run_key import DIGESTED_PACKAGES, code_digests, content_of, weights_digest
 from ctvr.orchestrator.learning.run.execute import RunPaths, execute
 from ctvr.orchestrator.settings.resolve import resolve
+from tests.own_towers import CLIP, CODE, write_json, write_package
 
 SMALL = {"backbone.name": "tiny-clip", "backbone.weights": "shipped"}
 
@@ -26,6 +27,34 @@ def test_the_key_changes_with_what_decides_and_with_nothing_else(small_stream):
     assert len({key(), key(seed=1), key(method__lr=2e-6), key(optim__epochs=3), key(evaluation__split="val")}) == 5
     random = {"backbone__weights": "random"}
     assert key() != key(**random)
+
+
+def test_the_key_contains_the_code_of_a_backbone_that_is_an_entry_point(small_stream, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def key(code=CODE, **more):
+        write_package(tmp_path, code, bag="Bag", hooked="Hooked")
+        return resolve({"method": "clip4clip", "stream": "s", "backbone.name": "bag", **more}).key(small_stream)
+
+    assert key() == key()
+    upgrade = {
+        "backbone.name": "tiny-clip",
+        "backbone.weights": "shipped",
+        "upgrade.task": 2,
+        "upgrade.backbone": "bag",
+    }
+    edited = f"{CODE}\n# a comment\n"
+    assert len({key(), key(edited), key(**upgrade), key(edited, **upgrade), key(**{"backbone.name": "hooked"})}) == 5
+
+
+def test_the_key_contains_the_architecture_in_the_users_file(small_stream, tmp_path):
+    def key(heads):
+        config = {**CLIP, "text_cfg": {**CLIP["text_cfg"], "heads": heads}}
+        name = write_json(tmp_path / "mine.json", config)
+        given = {"backbone.name": name, "backbone.weights": "random"}
+        return resolve({"method": "clip4clip", "stream": "s", **given}).key(small_stream)
+
+    assert key(4) == key(4) != key(2)
 
 
 @pytest.fixture

@@ -1,0 +1,106 @@
+"""Builds the open_clip model and the tokenizer of an architecture in the user's files (own_architecture.py).
+
+The file decides the tokenizer, not its name: `text_cfg.hf_tokenizer_name` for one of the Hub or, in a folder that has
+one, its own; otherwise CLIP's. open_clip's registry of names stays as it is, so every process builds the same model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctvr.methods.backbone.hub import fetch
+from ctvr.methods.backbone.own_architecture import has_tokenizer, own_folder, read_architecture
+from ctvr.methods.backbone.weight_settings import WeightSettings
+from ctvr.methods.backbone.weights import reason_of
+
+Tokenizer = Callable[[list[str]], Tensor]
+_COPY = "Run this command once on a machine with a network, and copy $HF_HOME (or ~/.cache/huggingface)."
+
+
+def build_own(name: str, seed: int, own: WeightSettings) -> tuple[nn.Module, Tokenizer]:
+    """Build a model with random weights from `seed`, and its tokenizer.
+
+    Args:
+        name: path of the architecture.
+        seed: seed of the weights.
+        own: activation and length of captions.
+
+    Raises:
+        ValueError: one line, if open_clip cannot build it, or the vocabulary is smaller than the tokenizer's.
+    """
+    from open_clip import CLIP, CustomTextCLIP  # slow import (seconds), deferred until a tower is built
+
+    described = read_architecture(name)
+    config = copy.deepcopy(described)
+    kind = CustomTextCLIP if config.pop("custom_text", False) else CLIP
+    config["quick_gelu"] = own.activation == "quick_gelu"
+    config["text_cfg"]["context_length"] = own.context_length
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            source: nn.Module = kind(**config)
+        except (
+            TypeError,
+            ValueError,
+            KeyError,
+            AttributeError,
+            AssertionError,
+            ArithmeticError,
+            RuntimeError,
+        ) as error:
+            raise ValueError(f"{name}: open_clip cannot build it ({reason_of(error)}). Correct the file.") from error
+    tokenizer = own_tokenizer(name, described, own.context_length)
+    words = described["text_cfg"].get("vocab_size", 49408)
+    if (needed := _words_of(tokenizer)) > words:
+        raise ValueError(
+            f"{name}: vocab_size is {words}, but the tokenizer has {needed} words. Put the files of a tokenizer of "
+            "transformers into a folder with the architecture, or set hf_tokenizer_name."
+        )
+    return source, tokenizer
+
+
+def own_tokenizer(name: str, described: Mapping[str, Any], length: int) -> Tokenizer:
+    """Return the tokenizer that an architecture states, for captions of `length` tokens.
+
+    Raises:
+        ValueError: if it needs transformers, which is not installed.
+        SettingError: if it is not in the cache of the Hub and cannot be downloaded.
+    """
+    from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
+
+    text = described["text_cfg"]
+    options = dict(text.get("tokenizer_kwargs") or {})
+    hub = text.get("hf_tokenizer_name")
+    if not hub:
+        if "bpe_path" in options:
+            options["bpe_path"] = str(own_folder(name) / options["bpe_path"])
+        try:
+            plain: Tokenizer = SimpleTokenizer(context_length=length, **options)
+        except (OSError, EOFError, ValueError, IndexError, TypeError) as error:  # CLIP's own vocabulary is always there
+            place = options.get("bpe_path", name)
+            raise ValueError(
+                f"{place}: is not a vocabulary in CLIP's form ({reason_of(error)}). Correct it."
+            ) from error
+        return plain
+    options |= {"context_length": length, "tokenizer_mode": text.get("tokenizer_mode"), "trust_remote_code": False}
+    place = str(own_folder(name)) if has_tokenizer(name) else hub
+    try:
+        found: Tokenizer = fetch(partial(HFTokenizer, place, **options), f"the tokenizer of {name}", _COPY)
+    except ImportError as error:
+        raise ValueError(f"the tokenizer of {name} needs the package transformers: pip install transformers") from error
+    return found
+
+
+def is_of_transformers(tokenizer: Tokenizer) -> bool:
+    """Return whether a tokenizer is one of transformers, whose ids of padding and end are its own."""
+    return hasattr(tokenizer, "tokenizer")
+
+
+def _words_of(tokenizer: Any) -> int:
+    return len(tokenizer.tokenizer) if is_of_transformers(tokenizer) else int(tokenizer.vocab_size)

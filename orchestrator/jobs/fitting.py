@@ -1,0 +1,37 @@
+"""Table of the methods that fit a backbone, for `ctvr methods --backbone`."""
+
+from __future__ import annotations
+
+from ctvr.methods import METHODS, plugins
+from ctvr.methods.backbone.architectures import SHIPPED
+from ctvr.methods.backbone.load import brings_weights
+from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.run.factory import load_clip
+from ctvr.orchestrator.learning.run.tower_parts import describe_offer, missing_parts
+from ctvr.orchestrator.settings.experiment import BackboneConfig
+from ctvr.orchestrator.settings.resolve import resolve
+
+
+def fitting_text(backbone: str) -> str:
+    """Return a line for each method with its default settings: whether it fits, or the parts that the backbone lacks.
+
+    Args:
+        backbone: value of `backbone.name`; it is loaded with its own weights, or with random ones if it has none.
+
+    Raises:
+        ConfigError: for a backbone that cannot be loaded.
+    """
+    usual = "shipped" if brings_weights(backbone) or backbone in SHIPPED else "random"
+    clip = load_clip(BackboneConfig(name=backbone, weights=usual))
+    given: Settings = {"stream": "", "backbone.name": backbone, "backbone.weights": "random"}
+    lines = [f"{backbone}: {describe_offer(clip)}", ""]
+    names = (*METHODS, *plugins())
+    for name in names:
+        try:
+            missing = missing_parts(resolve({**given, "method": name}), clip)
+        except ConfigError as error:  # of another package's method
+            missing = [str(error)]
+        found = f"needs {', '.join(missing)}" if missing else "fits"
+        lines.append(f"{name:<{max(map(len, names))}}  {found}")
+    return "\n".join(lines)
