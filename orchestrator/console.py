@@ -82,6 +82,11 @@ def printable(text: str, keep: str = "") -> str:
     return _UNSAFE.sub(escaped, text)
 
 
+def count(number: int, what: str) -> str:
+    """Format a number of things: `1 run`, `2 runs`."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def format_duration(seconds: float) -> str:
     """Format seconds as "5 s", "12 min" or "2.0 h"; `n/a` if not finite."""
     if not math.isfinite(seconds):

@@ -152,8 +152,8 @@ def _remove_unfinished(folder: Path, name: str = "") -> None:
                 shutil.rmtree(path)
 
 
-def write_in_runs(path: Path, content: bytes) -> None:
-    """Write a file in the runs folder atomically, and create its parent folders.
+def write_in_runs(path: Path, content: bytes, remedy: str = "Use another --runs folder.") -> None:
+    """Write a file, by default of the runs folder, atomically, and create its parent folders.
 
     Raises:
         ConfigError: if it cannot be written.
@@ -162,7 +162,7 @@ def write_in_runs(path: Path, content: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         publish(path, content)
     except OSError as error:
-        raise ConfigError(f"cannot be written ({error.strerror})", path, remedy="Use another --runs folder.") from error
+        raise ConfigError(f"cannot be written ({error.strerror})", path, remedy=remedy) from error
 
 
 def _nearest(folder: Path) -> Path:

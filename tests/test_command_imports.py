@@ -26,6 +26,9 @@ MAY = {
     "report": "scipy",
     "runs": "",
     "runs show": "",
+    "runs publish": "scipy",
+    "runs verify": "scipy",  # without a reproduction
+    "runs compare": "scipy",
     "streams check": "",
     "streams export-script": "",
     "runs explain": "torch",  # whether the key is the same today
@@ -83,8 +86,11 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         "streams check": ["streams", "check", str(manifest)],
         "streams export-script": ["streams", "export-script", "open-clip"],
         "runs show": ["runs", "show", "zero_shot"],
+        "runs publish": ["runs", "publish", "small"],
+        "runs verify": ["runs", "verify", "runs/bundles/small.zip", "--queries", "0"],
+        "runs compare": ["runs", "compare", "runs/bundles/small.zip", "zero_shot"],
     }
-    first = {name: given(folder, made[name]) for name in ("run", "table", "report")}
+    first = {name: given(folder, made[name]) for name in ("run", "table", "report", "runs publish")}
     (key,) = (each.name for each in (folder / "runs" / "store" / "commits").iterdir() if not each.name.startswith("z"))
     return {
         **made,

@@ -56,11 +56,13 @@ MAY: dict[str, set[str]] = {
         "sweep": "cli ctvr",
         "cli": "jobs sweeps catalog execution doctor exporters importers vectors streams tables tracking settings",
         # synthetic: a video that the probe of `ctvr doctor --gpu` decodes
-        "jobs": "sweeps execution method_checks serving pages retrieval on_ray tables tracking migration "
+        "jobs": "bundles sweeps execution method_checks serving pages retrieval on_ray tables tracking migration "
         "learning.run learning.training learning.evaluation learning.record settings keys figures "
         "data streams synthetic video store methods",
         "sweeps": "catalog execution method_checks on_ray tables tracking learning.run learning.evaluation "
         "settings keys data streams store methods search_spaces",
+        # learning.evaluation: metrics of ranks; data: arrays of strangers
+        "bundles": "tables tracking learning.evaluation data streams",
         "catalog": "learning.evaluation settings tables methods streams search_spaces",
         "execution": "tracking streams store",
         "on_ray": "tracking learning.run learning.training learning.record settings keys data streams video "
@@ -137,6 +139,10 @@ TORCH_FREE = (
     "store",
     "execution",
     "jobs.frames",
+    "jobs.publish",
+    "jobs.verify",
+    "jobs.compare",
+    "bundles",
     "vectors.card",
     "vectors.canaries",
     "vectors.feature_set",

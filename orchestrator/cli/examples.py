@@ -16,6 +16,9 @@ EXAMPLES = {
     "runs rm": ("7619a965", "7619a965 --commits --yes"),
     "runs explain": ("7619a965", "shapes-5 clip4clip R@1"),
     "runs sync": ("", "--rebuild"),
+    "runs publish": ("shapes-5", "7619a965 --captions --sign ~/.ssh/id_ed25519"),
+    "runs verify": ("FILE", "FILE --queries 0 --signers allowed_signers"),
+    "runs compare": ("clip4clip zero_shot", "FILE:clip4clip theirs.csv"),
     "runs attach": ("", "--stop"),
     "search": (
         '"a large orange cell splits" --model best-shapes-5',

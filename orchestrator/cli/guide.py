@@ -18,6 +18,8 @@ ctvr: experiments in continual text-to-video retrieval
               ctvr plot attention framefusion_moe                 attention, merged patches, scores, drift
               ctvr runs, ctvr runs show RUN, ctvr runs rm RUN     recorded runs; how to repeat one
               ctvr runs explain RUN                               the origin of a run, or of a number in a table
+              ctvr runs publish NAME, ctvr runs verify FILE       the ranks of a table as one file; its check
+              ctvr runs compare A B                               two runs, bundles or CSV files, query by query
               ctvr ui                                             MLflow's web interface
   reference   ctvr methods [NAME], ctvr streams                   methods with their settings; streams
   own videos  ctvr streams import csv table=TABLE.csv --videos FOLDER

@@ -231,7 +231,8 @@ def _run(argv: list[str] | None) -> int:
         kept = " Finished tasks are kept; the same command resumes from them." if is_training else ""
         return _fail(f"stopped.{kept}", Interrupted.status)
     is_verbatim = getattr(arguments, "is_verbatim", False)  # a program text, which redaction would change
-    return _print(text if is_verbatim else redact(text)) if text else 0
+    status = _print(text if is_verbatim else redact(text)) if text else 0
+    return status or int(getattr(arguments, "status", 0))  # a verdict of a command
 
 
 def _no_memory(what: str) -> str:

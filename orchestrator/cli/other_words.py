@@ -22,7 +22,8 @@ OTHER_WORDS = {  # beginning of another tool's command -> beginning of our comma
     "train": "run",
     "rm": "runs rm",
     "show": "runs show",
-    "compare": "runs explain",
+    "compare": "runs compare",
+    "publish": "runs publish",
     "import": "streams import",
     "gc": "cache gc",
     # Earlier versions

@@ -1,4 +1,4 @@
-"""Command `ctvr runs`: list, show, explain, send, follow and remove recorded runs."""
+"""Command `ctvr runs`: list, show, explain, send, follow, publish, verify, compare and remove recorded runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from ctvr.orchestrator.cli.attach import add_attach
+from ctvr.orchestrator.cli.bundles import add_bundles
 from ctvr.orchestrator.cli.options import add_execution_options, get_execution, get_existing_runs
 from ctvr.orchestrator.errors import ConfigError
 
@@ -33,6 +34,7 @@ def add_runs(commands: Any) -> None:
     _add_explain(actions)
     _add_sync(actions)
     add_attach(actions)
+    add_bundles(actions)
 
 
 def _list(arguments: argparse.Namespace) -> str:

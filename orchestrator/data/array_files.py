@@ -41,7 +41,7 @@ def load_npy(path: str | Path, mapped: bool = False) -> np.ndarray:
     """
     try:
         with open_regular(Path(path)) as file:
-            _check_npy(file, file.seek(0, io.SEEK_END))
+            check_npy(file, file.seek(0, io.SEEK_END))
             if not mapped:
                 return np.lib.format.read_array(file, allow_pickle=False)
         found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -52,7 +52,7 @@ def load_npy(path: str | Path, mapped: bool = False) -> np.ndarray:
         raise VideoError(str(path), f"cannot be read as an array ({reason_of(error)})") from error
 
 
-def _check_npy(file: IO[bytes], size: int) -> None:
+def check_npy(file: IO[bytes], size: int) -> None:
     """Check that a .npy file of `size` bytes contains the numeric array that its header declares; rewind the file."""
     file.seek(0)
     version = np.lib.format.read_magic(file)
@@ -83,7 +83,7 @@ def read_npz(path: Path) -> Arrays | np.ndarray:
                 if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                     raise ValueError("its compression method differs from np.savez_compressed")
                 with archive.open(entry) as stream:
-                    _check_npy(stream, entry.file_size)
+                    check_npy(stream, entry.file_size)
                     found[name] = np.lib.format.read_array(stream, allow_pickle=False)
     except zipfile.BadZipFile as error:
         raise ValueError(f"it is not a .npz file: {reason_of(error)}") from error
@@ -158,7 +158,7 @@ def read_tar(path: Path) -> Arrays:
             assert stream is not None  # a regular file
             if kind == "npy":
                 content = io.BytesIO(stream.read())
-                _check_npy(content, member.size)
+                check_npy(content, member.size)
                 arrays[key] = np.lib.format.read_array(content, allow_pickle=False)
             else:
                 names[key] = stream.read().decode()

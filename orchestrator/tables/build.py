@@ -60,7 +60,10 @@ DIRECTIONS = {
 
 
 def collect(
-    records: Iterable[RunRecord], ranks: Mapping[str, Ranks] | None = None, papers_of: PapersOf | None = None
+    records: Iterable[RunRecord],
+    ranks: Mapping[str, Ranks] | None = None,
+    papers_of: PapersOf | None = None,
+    has_footnotes: bool = True,
 ) -> list[Row]:
     """Return one row for each combination of method and settings, averaged over seeds. Omit incomplete runs.
 
@@ -69,6 +72,7 @@ def collect(
         ranks: run id -> final ranks, for the comparison with the best row.
         papers_of: returns the paper runs with which a run is compared (paper_comparison.py). If given, a row gets the
             published numbers only if it ran with the settings of the paper.
+        has_footnotes: whether rows have their footnotes and trials by hand, which may import torch.
     """
     groups: dict[tuple[Any, ...], dict[str, RunRecord]] = {}
     for record in sorted(records, key=lambda record: record.started):
@@ -82,7 +86,7 @@ def collect(
                 seed = str(order_of(record))
             own = tuple(sorted((k, in_any_order(k, v)) for k, v in read.items()))
             groups.setdefault((method_of(record), own, tags), {})[seed] = record  # a seed run twice counts once
-    rows = [_row(list(group.values())) for group in groups.values()]
+    rows = [_row(list(group.values()), has_footnotes) for group in groups.values()]
     firsts = [next(iter(group.values())) for group in groups.values()]
     rows = [  # papers do not report means over task orders
         row if row.orders else beside_paper(row, run, papers_of(run) if papers_of else [])
@@ -181,7 +185,7 @@ def seconds_of(run: RunRecord) -> float:
     return sum(seconds for task, seconds in run.metrics.get(SECONDS, []) if task > reused)
 
 
-def _row(runs: list[RunRecord]) -> Row:
+def _row(runs: list[RunRecord], has_footnotes: bool) -> Row:
     """Return the row of one configuration, averaged over its runs (seeds and task orders)."""
     first = runs[0]
     finals = [_final(run) for run in runs]
@@ -219,9 +223,9 @@ def _row(runs: list[RunRecord]) -> Row:
         values=values,
         seeds=seed_names(runs),
         runs=tuple(run.run_id for run in runs),
-        marks=tuple(filter(None, [*marks_of(first), between_seeds(runs), mark(of_first)])),
+        marks=tuple(filter(None, [*(marks_of(first) if has_footnotes else ()), between_seeds(runs), mark(of_first)])),
         trials=trials_of(first),
-        by_hand=by_hand(first),
+        by_hand=by_hand(first) if has_footnotes else "",
         is_transductive=first.tags.get("ctvr.transductive") == "true",
         access=access_of(first),
         seconds=sum(map(seconds_of, runs)) + float(first.tags.get("ctvr.search_seconds", 0)),

@@ -1,8 +1,11 @@
 """Small valid files for every reader; each function writes into a folder and returns the name of the file to damage."""
 
+import io
 import json
 import pickle
+import zipfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -252,3 +255,16 @@ def make_video(name: str) -> Callable[[Path], str]:
 
 def cifar_pickle() -> bytes:
     return pickle.dumps({b"data": bytes(2 * 3072), b"labels": [3, 7]}, protocol=2)
+
+
+@cache
+def small_bundle() -> bytes:
+    from ctvr.orchestrator.bundles.bundle import to_bytes
+    from tests.orchestrator.bundles.small_bundle import make_bundle
+
+    return to_bytes(make_bundle())
+
+
+def small_bundle_text() -> bytes:
+    with zipfile.ZipFile(io.BytesIO(small_bundle())) as archive:
+        return archive.read("bundle.json")

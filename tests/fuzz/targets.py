@@ -38,6 +38,8 @@ from tests.fuzz.files import (
     make_questions,
     make_video,
     manifest,
+    small_bundle,
+    small_bundle_text,
 )
 from tests.own_towers import CLIP
 
@@ -259,6 +261,32 @@ def _video_of_a_stream(path: Path) -> object:
     return _film(path)
 
 
+def _bundle(path: Path) -> object:
+    """Read and check a bundle, or the text of one, as `ctvr runs verify --queries 0` does."""
+    import zipfile
+
+    from ctvr.orchestrator.bundles.bundle import read_bundle
+    from ctvr.orchestrator.bundles.check import inconsistencies
+    from ctvr.orchestrator.text_files import read_bytes
+
+    if path.suffix == ".json":
+        text, whole = read_bytes(path), path.with_suffix(".zip")
+        whole.write_bytes(small_bundle())
+        with zipfile.ZipFile(whole) as archive:
+            arrays = {name: archive.read(name) for name in archive.namelist() if name != path.name}
+        with zipfile.ZipFile(whole, "w") as archive:
+            for name, content in {path.name: text, **arrays}.items():
+                archive.writestr(name, content)
+        path = whole
+    return inconsistencies(read_bundle(path))
+
+
+def _ranks(path: Path) -> object:
+    from ctvr.orchestrator.jobs.compare import read_csv
+
+    return read_csv(path)
+
+
 TARGETS = (
     Target(
         "manifest", make_json("m.json", manifest("ctvr", captions=["hi"], segment=[0, 1.5], twin="x1")), _stream, "json"
@@ -303,6 +331,9 @@ TARGETS = (
         also=(ValueError, FileNotFoundError),
     ),
     Target("checkpoint", make_model("model.safetensors"), _checkpoint, also=(ValueError, FileNotFoundError)),
+    Target("bundle", make_file("b.zip", small_bundle), _bundle),
+    Target("bundle-text", make_file("bundle.json", small_bundle_text), _bundle, "json"),
+    Target("ranks", make_file("r.csv", lambda: b"query,rank\na#0,1\nb#0,2.5\n"), _ranks, "table"),
     Target("pickle", make_pt, _pickled_weights, also=(ValueError, FileNotFoundError)),
     Target("png", make_picture("p.png"), _picture, also=(ValueError, FileNotFoundError)),
     Target("jpeg", make_picture("p.jpg"), _picture, also=(ValueError, FileNotFoundError)),

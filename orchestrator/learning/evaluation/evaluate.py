@@ -297,11 +297,7 @@ def metrics_of(ranked: Ranked, queries: Sequence[Queries], sizes: Sequence[int])
 
 def add_history(result: Evaluation, own: metrics.Matrix, union: metrics.Matrix, protocol: str) -> None:
     """Add the metrics that need earlier tasks to `result.metrics`: forgetting and, for CVLM, FR and HM."""
-    result.metrics["stream/t2v/bwf"] = metrics.backward_forgetting(own)
-    result.metrics["stream/t2v/bwf_union"] = metrics.backward_forgetting(union)
+    result.metrics.update(metrics.history(own, union, protocol))
     if protocol == "cvlm":
-        result.metrics["stream/t2v/r1_mean"] = sum(own[-1]) / len(own)
         backwards = [value for name, value in result.metrics.items() if name.endswith("/v2t/r1_own")]
         result.metrics["stream/v2t/r1_mean"] = sum(backwards) / len(backwards) if backwards else math.nan
-        result.metrics["stream/t2v/fr"] = metrics.forgetting_rate(own)
-        result.metrics["stream/t2v/hm"] = metrics.harmonic_mean(own)

@@ -10,13 +10,22 @@ in percent (points); T tasks.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ctvr.orchestrator.learning.evaluation.ranking import Positions
+from typing import Any, Protocol
 
 Matrix = Sequence[Sequence[float]]  # lower-triangular: row t holds R@1 of tasks 0..t after task t
+
+
+class Positions(Protocol):
+    """Positions of N queries' matches, as in ranking.py; its arrays (N,) are of torch or NumPy."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def rank(self) -> Any: ...
+
+    def chance(self, k: int) -> Any: ...
 
 
 def recall(found: Positions, k: int) -> float:
@@ -28,12 +37,12 @@ def summary(found: Positions) -> dict[str, float]:
     """Return r1, r5, r10 in percent, rsum (their sum), and medr and meanr (median and mean rank)."""
     if not len(found):
         return dict.fromkeys(("r1", "r5", "r10", "rsum", "medr", "meanr"), math.nan)
-    recalls = {f"r{k}": recall(found, k) for k in (1, 5, 10)}
+    recalls, ranks = {f"r{k}": recall(found, k) for k in (1, 5, 10)}, found.rank.tolist()
     return {
         **recalls,
         "rsum": sum(recalls.values()),
-        "medr": found.rank.quantile(0.5).item(),  # the mean of the two middle ranks where Q is even
-        "meanr": found.rank.mean().item(),
+        "medr": float(statistics.median(ranks)),  # the mean of the two middle ranks where Q is even
+        "meanr": math.fsum(ranks) / len(ranks),
     }
 
 
@@ -51,6 +60,17 @@ def forgetting_rate(matrix: Matrix) -> float:
     """Return the overall FR, the sum over t of A_tt - A_nt (BMU-MoCo, section 4.1, with a typo corrected)."""
     last = matrix[-1]
     return float(sum(matrix[i][i] - last[i] for i in range(len(matrix))))
+
+
+def history(own: Matrix, union: Matrix, protocol: str) -> dict[str, float]:
+    """Return the metrics that need earlier tasks: forgetting and, for CVLM, FR and HM. An empty matrix is unknown."""
+    found = {"stream/t2v/bwf": backward_forgetting(own)} if own else {}
+    found |= {"stream/t2v/bwf_union": backward_forgetting(union)} if union else {}
+    if protocol == "cvlm" and own:
+        found["stream/t2v/r1_mean"] = sum(own[-1]) / len(own)
+        found["stream/t2v/fr"] = forgetting_rate(own)
+        found["stream/t2v/hm"] = harmonic_mean(own)
+    return found
 
 
 def harmonic_mean(matrix: Matrix) -> float:

@@ -38,6 +38,8 @@ class RunState:
     metrics: list[dict[str, float]] = field(default_factory=list)  # one dictionary per task learned
     training: list[dict[str, float]] = field(default_factory=list)  # mean losses and metrics per epoch, with "step"
     ranks: dict[str, Rank] = field(default_factory=dict)  # query -> rank in the protocol's gallery, at the end
+    # query -> rank among its own task's videos, at the end; {} if `ranks` are these, or an older version ran
+    own_ranks: dict[str, Rank] = field(default_factory=dict)
     v2t: dict[str, Rank] = field(default_factory=dict)  # captioned video -> its rank as a query, at the end
     # % of old videos re-encoded ("0": as stored) -> query -> rank among all videos; empty unless measured
     aged_ranks: dict[str, dict[str, Rank]] = field(default_factory=dict)
@@ -46,7 +48,7 @@ class RunState:
     timing: list[dict[str, float]] = field(default_factory=list)  # per epoch, with "step"; see epoch_timing.py
 
     def __post_init__(self) -> None:  # JSON has a list for each `Rank`, and older commits have a single value
-        self.ranks, self.v2t = read_all(self.ranks), read_all(self.v2t)
+        self.ranks, self.v2t, self.own_ranks = map(read_all, (self.ranks, self.v2t, self.own_ranks))
         self.aged_ranks = {share: read_all(ranks) for share, ranks in self.aged_ranks.items()}
 
     def add(self, found: Evaluation, ranks: dict[str, Rank], seconds: float) -> None:
@@ -56,6 +58,7 @@ class RunState:
         self.union.append(found.union)
         self.metrics.append(found.metrics)
         self.ranks, self.v2t, self.aged_ranks = read_all(ranks), found.v2t, found.aged_ranks
+        self.own_ranks = {} if ranks is found.own_ranks else found.own_ranks
         self.seconds.append(seconds)
 
 

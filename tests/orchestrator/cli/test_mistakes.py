@@ -59,7 +59,7 @@ MISTAKES = [
     (["search", "red", "--model", "x", "--top-k", "5"], "no such option. Run: ctvr search red --model x -k 5"),
     (["--runs", "other", "table", "shapes-5"], "must come after the command. Run: ctvr table shapes-5 --runs other"),
     (["help", "swep"], "swep: no such command. Run: ctvr sweep --help"),
-    (["compare", "A", "B"], "compare: no such command. Run: ctvr runs explain A B"),
+    (["compare", "A", "B"], "compare: no such command. Run: ctvr runs compare A B"),
     (["table", "shapes-5", "--latex"], "is always written as .tex, too. Omit it. Run: ctvr table shapes-5"),
     (["run", "clip4clip", "shapes-5", "-c", "x.yaml"], "Run: ctvr run clip4clip shapes-5 --config x.yaml"),
     (

@@ -1,0 +1,162 @@
+"""A bundle: one small file with the ranks of runs, from which each cell of their table follows (docs/publish.md).
+
+It is a zip file of `bundle.json` and of one array of ranks for each gallery, which NumPy reads. Bundles are read as
+files of a stranger: sizes are limited, nothing is unpickled, and nothing is extracted to the disk.
+
+Shapes: R runs, T tasks, Q queries.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ctvr.orchestrator.data.array_files import check_npy, reason_of
+from ctvr.orchestrator.digests import digest_of
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.text_files import MIB, read_bytes
+
+FORMAT = 1
+ABOUT = "bundle.json"
+ALL, OWN = "all", "own"  # galleries: all videos so far, and the videos of the query's task
+MEMBERS = (ABOUT, f"{ALL}.npy", f"{OWN}.npy")
+LARGEST = 1_000_000  # bytes of a bundle
+MOST = 32 * MIB  # bytes of a decompressed member
+MOST_RUNS = 1000
+START = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can state
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """The content of a bundle."""
+
+    about: Mapping[str, Any]  # content of bundle.json
+    ranks: Mapping[str, np.ndarray]  # gallery -> (R, 2, T, Q): counts of better and of equal videos; 0 before its task
+
+    def tasks_of(self, run: int) -> np.ndarray:
+        """Return the 0-based task of each query (Q,) in the task order of a run."""
+        return np.array(self.about["orders"][self.about["runs"][run]["order"]])
+
+
+def digest(about: Mapping[str, Any], ranks: Mapping[str, np.ndarray]) -> str:
+    """Return the SHA-256 of the content of a bundle, which does not depend on types of numbers and compression."""
+    arrays = {name: [list(each.shape), _sha256(each)] for name, each in ranks.items()}
+    return digest_of([{name: value for name, value in about.items() if name != "digest"}, arrays])
+
+
+def _sha256(array: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array, "<u8").tobytes()).hexdigest()
+
+
+def to_bytes(bundle: Bundle) -> bytes:
+    """Return the file of a bundle; equal bundles give equal bytes.
+
+    Raises:
+        ConfigError: if it is larger than `LARGEST` bytes.
+    """
+    members = {ABOUT: _text(bundle.about)}
+    for name, array in bundle.ranks.items():
+        file = io.BytesIO()
+        smallest = np.min_scalar_type(int(array.max(initial=0)))
+        np.lib.format.write_array(file, array.astype(smallest.newbyteorder("<")), version=(1, 0))
+        members[f"{name}.npy"] = file.getvalue()
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name in sorted(members):
+            entry = zipfile.ZipInfo(name, START)
+            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+            archive.writestr(entry, members[name], compresslevel=9)
+    if len(content := out.getvalue()) > LARGEST:
+        fault = f"its ranks need {len(content) / 1e6:.1f} MB, more than {LARGEST / 1e6:g} MB"
+        raise ConfigError(fault, f"bundle {bundle.about['name']}", remedy="Publish single runs of it.")
+    return content
+
+
+def read_bundle(path: Path) -> Bundle:
+    """Read a bundle of an unknown author.
+
+    Raises:
+        ConfigError: if the file is too large, damaged, or not a bundle.
+    """
+    content = read_bytes(path, LARGEST)
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            members = _read_members(archive)
+        about = json.loads(members.pop(ABOUT))
+        bundle = Bundle(about, {name.removesuffix(".npy"): _read_array(each) for name, each in members.items()})
+        _check_form(bundle)
+    except Exception as error:  # of zipfile, zlib, json and NumPy, and KeyError or TypeError for a wrong structure
+        fault = f"is damaged, or not a bundle ({reason_of(error)})"
+        raise ConfigError(fault, path, remedy="Use a file of `ctvr runs publish`.") from error
+    return bundle
+
+
+def _read_members(archive: zipfile.ZipFile) -> dict[str, bytes]:
+    found = {}
+    for entry in archive.infolist():
+        if entry.filename not in MEMBERS or entry.filename in found:
+            raise ValueError(f"it has the member {entry.filename[:60]!r}")
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or entry.file_size > MOST:
+            raise ValueError(f"{entry.filename} has {entry.file_size} bytes or another compression")
+        found[entry.filename] = archive.read(entry)  # reads at most the declared bytes
+    return found
+
+
+def _read_array(content: bytes) -> np.ndarray:
+    file = io.BytesIO(content)
+    check_npy(file, len(content))
+    return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def _text(about: Mapping[str, Any]) -> bytes:
+    return f"{json.dumps(about, indent=1, sort_keys=True, allow_nan=False)}\n".encode()
+
+
+def _check_form(bundle: Bundle) -> None:
+    """Check the types and shapes that the functions on bundles rely on.
+
+    Raises:
+        ValueError, KeyError, TypeError: for a wrong structure.
+    """
+    about, queries = bundle.about, bundle.about["queries"]
+    if about["format"] != FORMAT:
+        raise ValueError(f"its format is {about['format']!r:.20}, not {FORMAT}")
+    _require(isinstance(about["name"], str) and isinstance(about["digest"], str), "name and digest")
+    _require(_are_texts(queries) and len(set(queries)) == len(queries) > 0, "queries, which must differ")
+    _require(1 <= len(about["runs"]) <= MOST_RUNS, f"1 to {MOST_RUNS} runs")
+    for run in about["runs"]:
+        texts = [run["id"], run["name"], run["key"], *run["settings"].values(), *run["tags"].values()]
+        _require(_are_texts([*texts, *run["made_of"].values(), *run["commits"]]), "texts of each run")
+        _require(run["parameters"] is None or type(run["parameters"]) in (int, float), "parameters")
+    _require(len({run["id"] for run in about["runs"]}) == len(about["runs"]), "runs, which must differ")
+    tasks = [set(order) for order in about["orders"]]
+    _require(all(_are_counts(order) and len(order) == len(queries) for order in about["orders"]), "orders")
+    _require(all(each == set(range(len(tasks[0]))) for each in tasks), "the tasks of orders")
+    _require(_are_counts(orders := [run["order"] for run in about["runs"]]) and max(orders) < len(tasks), "orders")
+    captions = about.get("captions", queries)
+    _require(_are_texts(captions) and len(captions) == len(queries), "captions")
+    shape = (len(about["runs"]), 2, len(tasks[0]), len(queries))
+    _require(bool(bundle.ranks), "ranks")
+    for name, array in bundle.ranks.items():
+        _require(array.dtype.kind == "u" and array.shape == shape, f"ranks of shape {shape} in {name}.npy")
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+
+
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def _require(is_right: bool, what: str) -> None:
+    if not is_right:
+        raise ValueError(f"it lacks valid {what}")

@@ -1,0 +1,98 @@
+"""`ctvr runs compare` pairs two results by query, of any author."""
+
+import numpy as np
+import pytest
+
+from ctvr.orchestrator.bundles.bundle import to_bytes
+from ctvr.orchestrator.bundles.check import seal
+from ctvr.orchestrator.bundles.from_ranks import final_ranks
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.compare import compare, read_csv
+from ctvr.orchestrator.streams.query_rank import Rank
+from ctvr.orchestrator.tables.intervals import differences
+from tests.orchestrator.bundles.plantings import plant
+from tests.orchestrator.bundles.small_bundle import copy_of, make_bundle
+from tests.refusing import missing_from, refuses
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Change to a folder with a bundle and with its first run as a CSV file."""
+    monkeypatch.chdir(tmp_path)
+    bundle = make_bundle()
+    (tmp_path / "b.zip").write_bytes(to_bytes(bundle))
+    (ranks, *_) = final_ranks(bundle).values()
+    lines = [f"{query},{rank.mean}" for query, rank in ranks.of.items()]
+    (tmp_path / "theirs.csv").write_text("\n".join(["query,rank", *lines]))
+    return tmp_path
+
+
+def test_rows_of_a_bundle_are_compared_by_the_test_of_tables(folder):
+    text = compare("b.zip:clip4clip", "b.zip:lwf", ExecutionConfig())
+    ranks = list(final_ranks(make_bundle()).values())
+    rows = [np.array([[rank.first for rank in run.of.values()] for run in runs]) for runs in (ranks[1:3], ranks[3:5])]
+    videos = [query.partition("#")[0] for query in ranks[0].of]
+    assert str(differences(rows, 1, videos)[0]) in text
+    assert not missing_from(text, "2 runs", "36 queries of 18 videos", "0 of A", "0 of B")
+    assert f"{100 * rows[0].mean():.2f}" in text
+    assert "over test videos and seeds" in text
+
+
+def test_a_csv_file_of_the_same_ranks_does_not_differ(folder):
+    text = compare("theirs.csv", "b.zip:zero_shot", ExecutionConfig())
+    assert "A minus B: 0.00 [0.00, 0.00]" in text
+    assert "over test videos only" in text
+    cells = [line.split()[1:] for line in text.splitlines() if line[:3] in ("A  ", "B  ") and ":" not in line]
+    assert cells[0] == cells[1]
+
+
+def test_queries_of_one_side_are_dropped_and_counted(folder):
+    lines = (folder / "theirs.csv").read_text().splitlines()
+    (folder / "less.csv").write_text("\n".join([*lines[:31], "other#0,1"]))
+    text = compare("less.csv", "b.zip:zero_shot", ExecutionConfig())
+    assert not missing_from(text, "30 queries of 15 videos", "1 of A", "6 of B", "gallery")
+
+
+def test_names_without_a_common_query_are_refused(folder):
+    (folder / "other.csv").write_text("query,rank\na#0,1\nb#0,2\n")
+    with refuses("a#0", where="runs compare", remedy=True):
+        compare("other.csv", "b.zip:lwf", ExecutionConfig())
+
+
+def test_a_row_that_a_bundle_lacks_is_refused_with_its_rows(folder):
+    with refuses("lwf", "clip4clip", where="b.zip", remedy=True):
+        compare("b.zip:lfw", "theirs.csv", ExecutionConfig())
+    about, ranks = copy_of(make_bundle())
+    for run in about["runs"]:
+        run["tags"]["ctvr.method"] = f"my_method:{run['tags']['ctvr.method']}"
+    (folder / "c.zip").write_bytes(to_bytes(seal(about, ranks)))
+    assert "A minus B: 0.00" in compare("c.zip:my_method:zero_shot", "theirs.csv", ExecutionConfig())
+    with refuses("3 rows", where="b.zip", remedy=True):
+        compare("b.zip", "theirs.csv", ExecutionConfig())
+    assert "A minus B: 0.00" in compare(f"b.zip:{0:032x}", "theirs.csv", ExecutionConfig())
+
+
+def test_an_inconsistent_bundle_is_not_compared(folder):
+    (folder / "bad.zip").write_bytes(to_bytes(plant(make_bundle(), "a cell")))
+    with refuses(where="bad.zip", remedy=True):
+        compare("bad.zip:lwf", "theirs.csv", ExecutionConfig())
+
+
+def test_ranks_of_a_csv_file_may_be_ties(tmp_path):
+    (tmp_path / "r.csv").write_text("\ufeffQuery, Rank ,note\na#0,1,x\nb#0,2.5,\n\n")
+    assert read_csv(tmp_path / "r.csv") == {"a#0": Rank(0, 0), "b#0": Rank(1, 1)}
+
+
+@pytest.mark.parametrize(
+    "line", ["a#0,0", "a#0,nan", "a#0,1.25", "a#0,-3", "a#0,first", "a#0,1,2", "x#0,1", "a#0,1e99"]
+)
+def test_a_wrong_line_of_a_csv_file_is_named(tmp_path, line):
+    (tmp_path / "r.csv").write_text(f"query,rank\nx#0,1\n{line}\n")
+    with refuses("line 3", where="r.csv: line 3", remedy=True):
+        read_csv(tmp_path / "r.csv")
+
+
+def test_a_csv_file_without_the_columns_is_refused(tmp_path):
+    (tmp_path / "r.csv").write_text("video,position\na,1\n")
+    with refuses(where="r.csv", remedy=True):
+        read_csv(tmp_path / "r.csv")
