@@ -126,7 +126,7 @@ source, target = sqlite3.connect(f"file:{sys.argv[1]}?mode=ro", uri=True), sqlit
 source.backup(target)
 folder = pathlib.Path(sys.argv[2])
 copy = folder / time.strftime("mlflow-%Y%m%d-%H%M%S.db")
-with (folder / "new").open("wb") as file:  # a copy that was cut short has another name
+with (folder / "new").open("wb") as file:  # a truncated copy has another name
     file.write(target.serialize())
     file.flush()
     os.fsync(file.fileno())

@@ -59,7 +59,7 @@ def pin() -> None:
 def _act(torch: Any) -> bool:
     """Return whether variables that were set after the import of torch have an effect.
 
-    They have if torch has not computed yet, because it reads them when it first computes.
+    They have an effect if torch has not computed yet, because it reads them when it first computes.
     """
     if torch.backends.cpu.get_cpu_capability() != "AVX2":
         return False

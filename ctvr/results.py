@@ -1,4 +1,4 @@
-"""Classes that functions of `ctvr` return: a run and a sweep."""
+"""Results of the functions of `ctvr`: a run and a sweep."""
 
 from __future__ import annotations
 

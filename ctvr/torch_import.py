@@ -100,7 +100,7 @@ def _cache_elsewhere() -> Iterator[None]:
 
 
 def _has_temporary_folder() -> bool:
-    """Return whether a temporary folder is writable; without one, Python uses the current folder."""
+    """Return whether a temporary folder is writable; if none is, Python uses the current folder."""
     with contextlib.suppress(OSError):
         return not os.path.samefile(tempfile.gettempdir(), ".")
     return False

@@ -44,7 +44,7 @@ def stream_of(dial: str, value: float) -> str:
 
 
 def measure(job: Job) -> list[float]:
-    """Return the value of each column after a training; NaN for twins on a stream without."""
+    """Return the value of each column after a training; NaN for twins on a stream without twins."""
     method, stream, seed = job
     done = ctvr.run(method, stream, settings={**CHANGED, "seed": seed})
     just_learned = mean(row[-1] for row in done.own)

@@ -1,9 +1,9 @@
-"""Ten queries as a person would type them, and the place at which a trained model finds the clip that is meant.
+"""Ten queries as a person would type them, and the rank at which a trained model finds the intended clip.
 
     python docs/typed_queries.py zero_shot best-shapes-5 upper_bound --runs runs
 
-Two queries for each task of shapes-5, in other words than the captions', which none of the models has read. Models are
-named as `ctvr search --model` names them; each must have run on shapes-5. The table is Markdown.
+Each task of shapes-5 has two queries. None of them is a caption, and no model was trained on them. Models are named as
+for `ctvr search --model`; each must have run on shapes-5. The table is Markdown.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ QUERIES = {
 
 
 def ranks(name: str, runs: str) -> tuple[list[int], int]:
-    """Return the rank of each query's clip under one model, 1 is found first, and among how many videos."""
+    """Return the rank of each query's clip for one model, from 1, and the number of searched videos."""
     model = ctvr.load(name, runs=runs)
     total = sum(len(block.items) for block in model.gallery())
     found = model.search(list(QUERIES), k=total)

@@ -26,7 +26,7 @@ Placement = Literal["after_mlp", "beside_mlp", "after_attention"]
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterConfig(AdaptedConfig):
-    """Settings, with ranges in search_spaces/."""
+    """Settings of Adapter, with ranges in search_spaces/."""
 
     bottleneck: int = setting(8, doc="hidden width of an adapter", unpublished=True)
     placement: Placement = setting("after_mlp", doc="position of the adapter in a block", unpublished=True)

@@ -108,11 +108,11 @@ class Method(Hooks):
         """
         return {"contrastive": self.info_nce(batch)}
 
-    # ---------------------------------------------------------------- facts that most methods state
+    # ---------------------------------------------------------------- properties that most methods state
 
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:
-        """Return facts about the method under these settings; a strategy omits facts about the wrapped retriever."""
+        """Return the properties of the method under these settings; a strategy omits those of the wrapped retriever."""
         return Capabilities()
 
     wraps: ClassVar[bool] = False  # whether it is a strategy; read before the settings
@@ -126,11 +126,11 @@ class Method(Hooks):
 
         Args:
             config: settings of the strategy.
-            base: class of the retriever; `base.capabilities(base_config)` are facts about it.
+            base: class of the retriever; `base.capabilities(base_config)` returns its properties.
             base_config: settings of the retriever.
 
         Raises:
-            ValueError: if it cannot; the message has the reason and the setting to change.
+            ValueError: if the strategy cannot wrap it; the message has the reason and the setting to change.
         """
 
     @cached_property

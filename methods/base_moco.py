@@ -15,7 +15,7 @@ from ctvr.methods.layers.replay.momentum import ema_update
 
 @dataclass(frozen=True, kw_only=True)
 class BaseMoCoConfig(MomentumConfig):
-    """Settings, with ranges in search_spaces/."""
+    """Settings of Base-MoCo, with ranges in search_spaces/."""
 
 
 class BaseMoCo(MomentumRetriever):

@@ -23,7 +23,7 @@ from ctvr.methods.settings import SettingError, require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class BMUEnsembleConfig(MomentumConfig):
-    """Settings, with ranges in search_spaces/."""
+    """Settings of BMU-MoCo-ensemble, with ranges in search_spaces/."""
 
     ensemble_weights: tuple[float, float, float] = setting(
         (1 / 3, 1 / 3, 1 / 3), doc="weights of theta, theta_m and theta~_m", unpublished=True, later=True
@@ -41,7 +41,7 @@ class BMUEnsembleConfig(MomentumConfig):
 
 
 class BMUEnsemble(MomentumRetriever):
-    """Average the encoders and both pairs of momentum encoders at the end of a task."""
+    """Momentum retriever whose encoders are averaged with both pairs of momentum encoders at the end of a task."""
 
     Config = BMUEnsembleConfig
     PRESETS = {"paper": PAPER, "paper-text": {**PAPER, "method.text_pool": "avg"}, "shapes": SHAPES}

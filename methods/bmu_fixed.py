@@ -16,11 +16,11 @@ from ctvr.methods.layers.replay.momentum import ema_update, reverse_ema_update
 
 @dataclass(frozen=True, kw_only=True)
 class BMUFixedConfig(ReviewConfig):
-    """Settings, with ranges in search_spaces/. `m` acts only before `method_start_task`."""
+    """Settings of BMU-MoCo-fixed, with ranges in search_spaces/. `m` acts only before `method_start_task`."""
 
 
 class BMUFixed(MomentumRetriever):
-    """Keep the encoders near their weights at the end of the previous task."""
+    """Momentum retriever whose encoders are pulled toward their weights at the end of the previous task."""
 
     Config = BMUFixedConfig
     PRESETS = {"paper": PAPER, "paper-text": {**PAPER, "method.text_pool": "avg"}, "shapes": SHAPES}

@@ -35,7 +35,7 @@ from ctvr.methods.settings import SettingError, setting
 
 @dataclass(frozen=True, kw_only=True)
 class BMUMoCoConfig(ReviewConfig):
-    """Settings, with ranges in search_spaces/."""
+    """Settings of BMU-MoCo, with ranges in search_spaces/."""
 
     bmu: bool = setting(True, doc="whether to apply the bidirectional momentum update, eqs. 12 and 13")
     use_local: bool = setting(True, doc="whether to use the momentum encoders of the current task")
@@ -63,7 +63,7 @@ def _row(bmu: bool, local: bool, global_: bool) -> Override:
 
 
 class BMUMoCo(MomentumRetriever):
-    """Move the encoders toward both pairs of momentum encoders at every step."""
+    """Momentum retriever whose momentum encoders also update the encoders, from task `method_start_task` on."""
 
     Config = BMUMoCoConfig
     PRESETS = {

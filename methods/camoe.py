@@ -7,7 +7,7 @@ arXiv:2109.04290. Equation numbers are the paper's. All of CLIP is fine-tuned wi
     s_F, s_E, s_A   caption, its nouns, its verbs, by one text tower (layers/language/sentences.py)   (eq. 1)
     L = sum over the three of v2t + t2v, by cross-entropy or Dual Softmax (layers/losses/dual_softmax.py) (eqs. 11-18)
 
-A caption without nouns (verbs) is left out of the matching of nouns (verbs). The search uses only v_F and s_F, because
+A caption without nouns (verbs) is omitted in the matching of nouns (verbs). The search uses only v_F and s_F, because
 the fusion row of table 7 equals the full model, so only training needs the tagger. The authors published code of the
 Dual Softmax only. Batch size, epochs, temperature and widths of the experts are not printed (`unpublished` in the
 config). The paper uses a trained tagger; this code uses rules (layers/language/tagger.py states their accuracy). CAMoE
@@ -43,7 +43,7 @@ Scheme = Literal["mean", "se", "attention"]
 
 @dataclass(frozen=True, kw_only=True)
 class CAMoEConfig:
-    """Settings, with ranges in search_spaces/."""
+    """Settings of CAMoE, with ranges in search_spaces/."""
 
     UNPUBLISHED = ("optim.epochs", "optim.warmup", "data.batch_size")
 
@@ -56,7 +56,7 @@ class CAMoEConfig:
         unpublished=True,
     )
     filler: int = setting(0, doc="token id in place of a masked word")
-    auxiliaries: bool = setting(False, doc="whether `is` and `can` are verbs; the paper's fig. 2 leaves them out")
+    auxiliaries: bool = setting(False, doc="whether `is` and `can` are verbs; in the paper's fig. 2 they are not")
     streams: Literal["parts", "whole"] = setting(
         "parts", doc="texts of the experts. parts: caption, nouns, verbs; whole: the caption for all (MTAC, table 4)"
     )
@@ -258,7 +258,7 @@ class CAMoE(Method):
     def mix(self, x: Tensor, experts: dict[str, Tensor]) -> dict[str, Tensor]:
         """Compute v_F, v_E and v_A (B, d) from frame features x (B, T, d) and the experts' e_F, e_E and e_A (B, d).
 
-        With a gate, v is the weighted sum of all experts; without one, it is the expert's own e.
+        With a gate, v is the weighted sum of all experts; otherwise it is the expert's own e.
         """
         stacked = torch.stack([experts[name] for name in STREAMS], dim=1)  # (B, E, d)
         gated = {name: (gate(x)[..., None] * stacked).sum(dim=1) for name, gate in self.gates.items()}

@@ -1,4 +1,4 @@
-"""Facts about a method that follow from its settings, before anything is built."""
+"""Properties of a method that follow from its settings, before anything is built."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """Facts that `Method.capabilities(config)` returns; the defaults suit a retriever that needs nothing special.
+    """Properties of a method, from `Method.capabilities(config)`; the defaults suit a retriever without special needs.
 
     A run reads them before its first task. They must not depend on a setting that matters in later tasks only, so that
     trials that differ in this setting train the first task once.
@@ -54,7 +54,7 @@ class Capabilities:
     score_caveat: str = ""  # why `score` is not a final similarity, and the remedy; empty if it is
 
     def wrapping(self, base: Capabilities) -> Capabilities:
-        """Combine the facts of a strategy with those of the retriever that it wraps.
+        """Combine the properties of a strategy with those of the retriever that it wraps.
 
         If all tasks are trained together, a batch without pairs of a task does not give gradients to its parameters.
         """
@@ -101,12 +101,12 @@ def overrides(method: Any, name: str) -> bool:
 
 
 def capabilities_of(cls: Any, config: Any, base: Capabilities | None = None) -> Capabilities:
-    """Return the facts about a method under its settings; each None is replaced according to the overridden hooks.
+    """Return the properties of a method under its settings; each None is replaced according to the overridden hooks.
 
     Args:
         cls: subclass of `Method`, a retriever or a strategy.
         config: `cls.Config` with its values.
-        base: facts about the retriever that a strategy wraps; None for a retriever.
+        base: properties of the retriever that a strategy wraps; None for a retriever.
     """
     own = cls.capabilities(config)
     if own.normalizes_scores is None and is_overridden(cls, "normalize_scores", "normalize_scores_v2t"):

@@ -9,7 +9,7 @@ pooled features v of videos and c of captions, h the projector and * the model b
     after a task:  W <- W + merge (alpha / r) B A                     eq. 2, and new adapters for the next task
 
 Neither the authors' code nor the paper's text was available. Equations and recipe are those of two re-implementations,
-KoyoImai/C-CLIP and ryder2003/C-CLIP_DynamicRank, and of summaries. Our reading, where these differ or are silent:
+KoyoImai/C-CLIP and ryder2003/C-CLIP_DynamicRank, and of summaries. Our interpretation where they differ or are silent:
 
 - Eq. 5 stacks images and captions as rows (three of five sources). `rows="joined"` concatenates their features instead.
 - The projector is two layers without batch normalization, whose statistics would differ between workers.
@@ -85,7 +85,7 @@ PAPER = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class CCLIPConfig(ScaleConfig):
-    """Settings, with ranges in search_spaces/."""
+    """Settings of C-CLIP, with ranges in search_spaces/."""
 
     UNPUBLISHED = ("optim.grad_clip",)
 
@@ -120,7 +120,7 @@ class CCLIPConfig(ScaleConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, ">= 0", "lr", "lr_text", "weight", hint="Use 0 to leave it out.")
+        require(self, ">= 0", "lr", "lr_text", "weight", hint="Use 0 to omit it.")
         require(self, ">= 1", "rank", hint="The paper uses 16.")
         if not self.places:
             raise SettingError("<places> is empty", "Use some of q, k, v, out, fc and proj.")

@@ -81,7 +81,7 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class Clip4ClipConfig(ScaleConfig):
-    """Settings, with ranges in search_spaces/."""
+    """Settings of CLIP4Clip, with ranges in search_spaces/."""
 
     UNPUBLISHED = ("optim.weight_decay", "optim.warmup")
 

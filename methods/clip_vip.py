@@ -75,7 +75,7 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class CLIPViPConfig(ScaleConfig):
-    """Settings, with ranges in search_spaces/."""
+    """Settings of CLIP-ViP, with ranges in search_spaces/."""
 
     UNPUBLISHED = ("optim.weight_decay", "optim.warmup")
 
@@ -97,7 +97,7 @@ class CLIPViPConfig(ScaleConfig):
     )
     lr_scale: float | None = setting(
         None,
-        doc="learning rate of logit_scale; if none, that is lr. CLIP-ViP uses 1e-5 on DiDeMo with ViT-B/16",
+        doc="learning rate of logit_scale; none: lr. CLIP-ViP uses 1e-5 on DiDeMo with ViT-B/16",
         part="recipe",
     )
 

@@ -77,7 +77,7 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class Co2LConfig(RelationConfig, ReplayConfig):
-    """Settings; no paper publishes values for retrieval."""
+    """Settings of Co2L; no paper publishes values for retrieval."""
 
     UNPUBLISHED = ("method.buffer_size", "method.buffer_policy", "method.ird", "base.lr")
 
@@ -96,7 +96,7 @@ class Features(NamedTuple):
 
 
 class Co2L(ReplayStrategy):
-    """Contrast the batch with memory pairs, and distill the relations among all pairs."""
+    """Strategy that contrasts the batch with memory pairs, and distills the relations among all pairs."""
 
     Config = Co2LConfig
     PRESETS = {

@@ -28,7 +28,7 @@ from ctvr.methods.settings import setting
 
 @dataclass(frozen=True, kw_only=True)
 class Co2LMoCoConfig(RelationConfig, ReplayConfig):
-    """Settings, with ranges in search_spaces/."""
+    """Settings of Co2L on momentum contrast, with ranges in search_spaces/."""
 
     UNPUBLISHED = MOCO_UNPUBLISHED
 
@@ -40,7 +40,7 @@ class Co2LMoCoConfig(RelationConfig, ReplayConfig):
 
 
 class Co2LMoCo(ReplayStrategy):
-    """Contrast the batch with memory pairs, and distill the relations among all pairs."""
+    """Strategy for a momentum retriever: contrasts the batch with memory pairs, and distills relations among pairs."""
 
     Config = Co2LMoCoConfig
     PRESETS = {"paper": {**PAPER, "method.buffer_size": 10_000}, "shapes": SHAPES_WRAPPED}

@@ -1,7 +1,7 @@
-"""CTP: contrasts with a momentum model between the previous and the current one, and preserves a batch's topology.
+"""CTP: a contrastive loss against a momentum model, and preservation of the topology of a batch.
 
 Zhu et al., "CTP: Towards Vision-Language Continual Pretraining via Compatible Momentum Contrast and Topology
-Preservation", ICCV 2023, arXiv:2308.07146, as in its code (KevinLight831/CTP@7baab57), around any retriever with one
+Preservation", ICCV 2023, arXiv:2308.07146, as in its code (KevinLight831/CTP@7baab57), for any retriever with one
 vector for each item. With unit features v, c of the trained model, v', c' of the momentum model and v*, c* of the
 model before the task, K' the queues of earlier v', c', and D(a -> b) = mean_rows KL(softmax a || softmax b):
 
@@ -15,8 +15,9 @@ Differences: the released model also predicts masked words, which a dual encoder
 its own temperature; the release has 0.07 in every term. The release updates theta' inside the forward pass, before its
 use, so that evaluating the loss changes it, too; here theta' is updated after the step.
 
-L_x and L_s do not change if both towers are rotated together, so they do not keep an index of stored videos valid.
-L_CMC does so slightly.
+theta' is a moving average of the mean of the previous and the current model. L_x and L_s do not change if the features
+of both towers are rotated together, so they do not keep an index of stored videos valid. L_CMC opposes a rotation
+slightly, because v', c' and the queues do not rotate with v and c.
 
 Shapes: B pairs of all workers, K keys in a queue, d joint embedding.
 """
@@ -81,7 +82,7 @@ PAPER = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class CTPConfig:
-    """Settings, with ranges in search_spaces/; the released code has the same defaults."""
+    """Settings of CTP, with ranges in search_spaces/; the released code has the same defaults."""
 
     UNPUBLISHED = ("base.lr",)
 
@@ -96,7 +97,7 @@ class CTPConfig:
     queue_size: int = setting(1024, doc="number of keys in a queue, which starts with random unit vectors", part="loss")
 
     def __post_init__(self) -> None:
-        require(self, ">= 0", "momentum_weight", "cross_weight", "same_weight", hint="Use 0 to leave the term out.")
+        require(self, ">= 0", "momentum_weight", "cross_weight", "same_weight", hint="Use 0 to omit the term.")
         require(self, "> 0", "temperature", "topology_temperature", hint="The release uses 0.07.")
         require(self, ">= 1", "queue_size", hint="The release uses 1024.")
         require(self, "in [0, 1]", "m", "m_first", hint=MOMENTUM_HINT)
@@ -144,7 +145,7 @@ def follow(momentum: Iterable[Tensor], present: Iterable[Tensor], former: Iterab
 
 
 class CTP(Strategy):
-    """Wrap a retriever; contrast it with its momentum model, and preserve the topology of the previous features."""
+    """Strategy that contrasts a retriever with its momentum model, and preserves the topology of previous features."""
 
     Config = CTPConfig
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {

@@ -12,7 +12,7 @@ The paper routes a pair: S_t is the mean of the similarities of its image and of
 depends on its answer, which a search does not have. Here a caption is routed by the prototypes of captions, and a video
 by the prototypes of videos. In the paper's table 6 this costs 4 points in text-to-image retrieval.
 
-Our reading:
+Our interpretation:
 - `route="block"` encodes a caption once for each task whose videos it searches, with the set of that task, so features
   of learned tasks never change. `route="query"` routes each caption once; the preset `paper` uses it.
 - The paper does not give tau. Its reported rows merge sets by CoreSpace; here sets are merged by the weighted sum of
@@ -68,7 +68,7 @@ PAPER = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class DARConfig:
-    """Settings, with ranges in search_spaces/; defaults are the paper's where it prints a value."""
+    """Settings of DAR, with ranges in search_spaces/; defaults are the paper's where it prints a value."""
 
     UNPUBLISHED = ("optim.grad_clip",)
 
@@ -87,8 +87,8 @@ class DARConfig:
     tau: float = setting(0.07, doc="temperature of the mixture, eq. 5", unpublished=True)
     reuse_above: float | None = setting(
         None,
-        doc="similarity of prototypes above which adapters of a task start as a copy of an earlier task's adapters; if "
-        "none, they never do",
+        doc="similarity of prototypes above which adapters of a task start as a copy of an earlier task's adapters; "
+        "none: never",
         unpublished=True,
         later=True,
     )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Task:
-    """A task of the stream, or a chunk if task boundaries are hidden; a method may use only these facts about it."""
+    """A task of the stream, or a chunk if task boundaries are hidden; a method gets only these fields."""
 
     index: int  # 0-based
     name: str

@@ -49,7 +49,7 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class DERConfig(ReplayConfig):
-    """Settings; no paper publishes values for retrieval."""
+    """Settings of DER; no paper publishes values for retrieval."""
 
     UNPUBLISHED = ("method.buffer_size", "base.lr")
     ROW_UNPUBLISHED = {"der_moco": ("method.alpha", *MOCO_UNPUBLISHED)}
@@ -71,14 +71,14 @@ class DERConfig(ReplayConfig):
 
 
 class DER(ReplayStrategy):
-    """Keep the features of earlier tasks' pairs close to their stored values."""
+    """Strategy that keeps the features of stored pairs of earlier tasks close to their stored values."""
 
     Config = DERConfig
     PRESETS = {
         "paper": {},
         "original": ORIGINAL,
         "shapes": {"base.lr": 4e-6},  # with optim.lr_scale=50, for the small backbone
-        # BMU-MoCo's competitor (NeurIPS 2022, table 1): around its momentum contrast, with its memory
+        # BMU-MoCo's competitor (NeurIPS 2022, table 1): it wraps momentum contrast and has the paper's memory
         "bmu-moco": Override({"method.base": "base_moco"}),
         "bmu-moco-paper": {**PAPER, "method.base": "base_moco", "method.buffer_size": 10_000},
     }

@@ -92,7 +92,7 @@ Readout = Literal["global", "globals", "frames", "globals_and_frames"]
 
 @dataclass(frozen=True, kw_only=True)
 class DGLConfig:
-    """Settings, with ranges in search_spaces/."""
+    """Settings of DGL, with ranges in search_spaces/."""
 
     lr: float = setting(
         2e-3,

@@ -41,7 +41,7 @@ SIDES = ("text", "video")
 
 @dataclass(frozen=True, kw_only=True)
 class DNSConfig:
-    """Settings, with ranges in search_spaces/."""
+    """Settings of DNS, with ranges in search_spaces/."""
 
     lr: float = setting(1e-4, doc="learning rate of both heads; the released code has 1e-4", part="recipe")
     threshold: float = setting(

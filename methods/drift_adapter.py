@@ -11,10 +11,10 @@ features of a task's training captions by the model after and before the task:
     diagonal    g(x) * s,                                s by least squares after the fit
     center      g(x - mean X) + mean Y
 
-Low rank and MLP minimize mean |g(x) - y|^2 and start as the identity. Our reading: only the paper's abstract was
-available; maps, counts and the share of pairs come from an independent reproduction (batuhanzorbeyzengin/rebasis),
-which did not reach the printed recall. Optimizer, rate, steps and decay are ours. The ridge is ours, too, since a task
-has fewer captions than a feature has dimensions, and so is the identity in `low_rank`. The authors' code was not found.
+Low rank and MLP minimize mean |g(x) - y|^2 and start as the identity. Only the paper's abstract was available, and the
+authors' code was not found. Maps, counts and the share of pairs come from an independent reproduction
+(batuhanzorbeyzengin/rebasis), which did not reach the printed recall. We chose optimizer, rate, steps and decay, and
+added the ridge, since a task has fewer captions than a feature has dimensions, and the identity in `low_rank`.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ MAPS: dict[str, type] = {"procrustes": ProcrustesConfig, "low_rank": LowRankConf
 
 @dataclass(frozen=True, kw_only=True)
 class DriftAdapterConfig:
-    """Settings, with ranges in search_spaces/."""
+    """Settings of Drift-Adapter, with ranges in search_spaces/."""
 
     UNPUBLISHED = ("base.lr",)
 
@@ -149,7 +149,7 @@ class DriftAdapterConfig:
     )
 
     def __post_init__(self) -> None:
-        require(self, ">= 0", "query_weight", "video_weight", hint="Use 0 to leave the term out.")
+        require(self, ">= 0", "query_weight", "video_weight", hint="Use 0 to omit the term.")
         require(self, ">= 1", "pairs")
 
 
@@ -179,7 +179,7 @@ class Adapter(MapLink):
 
 
 class DriftAdapter(QueryCompensation):
-    """Wrap a retriever; map its captions to the space of the model that encoded the searched videos."""
+    """Strategy that maps a retriever's captions to the space of the model that encoded the searched videos."""
 
     Config = DriftAdapterConfig
     PRESETS = {

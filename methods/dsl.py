@@ -24,7 +24,7 @@ from ctvr.methods.settings import require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class DSLConfig:
-    """Settings, with ranges in search_spaces/. Temperatures are from the authors' code and advice."""
+    """Settings of Dual Softmax, with ranges in search_spaces/. Temperatures are from the authors' code and advice."""
 
     UNPUBLISHED = ("optim.epochs", "optim.warmup", "data.batch_size")
 
@@ -54,7 +54,7 @@ class DSLConfig:
 
 
 class DSL(Strategy):
-    """Wrap a retriever; reweight each direction of its loss or search by the softmax of the other direction."""
+    """Strategy that reweights each direction of a retriever's loss or search by the softmax of the other direction."""
 
     Config = DSLConfig
     PRESETS = {

@@ -39,7 +39,7 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class ERRingConfig(ReplayConfig):
-    """Settings; no paper publishes values for retrieval."""
+    """Settings of ER-Ring; no paper publishes values for retrieval."""
 
     UNPUBLISHED = ("method.buffer_size", "base.lr")
     ROW_UNPUBLISHED = {"er_ring_moco": ("method.ratio", *MOCO_UNPUBLISHED)}
@@ -69,7 +69,7 @@ class ERRingConfig(ReplayConfig):
 
 
 class ERRing(ReplayStrategy):
-    """Train on the batch and on pairs of earlier tasks together."""
+    """Strategy that trains on the batch together with stored pairs of earlier tasks."""
 
     Config = ERRingConfig
     PRESETS = {
@@ -77,7 +77,7 @@ class ERRing(ReplayStrategy):
         "original": ORIGINAL,
         "shapes": {"base.lr": 4e-6},  # with optim.lr_scale=50, for the small backbone
         "share-5": Override({"method.buffer_share": 0.05}),  # a memory of 5 % of the earlier pairs
-        # BMU-MoCo's competitor (NeurIPS 2022, table 1): around its momentum contrast, with its memory
+        # BMU-MoCo's competitor (NeurIPS 2022, table 1): it wraps momentum contrast and has the paper's memory
         "bmu-moco": Override({"method.base": "base_moco"}),
         "bmu-moco-paper": {**PAPER, "method.base": "base_moco", "method.buffer_size": 10_000},
     }

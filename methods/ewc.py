@@ -27,7 +27,7 @@ from ctvr.methods.settings import require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class EWCConfig:
-    """Settings, with ranges in search_spaces/. No paper publishes values for retrieval."""
+    """Settings of EWC, with ranges in search_spaces/. No paper publishes values for retrieval."""
 
     UNPUBLISHED = ("base.lr",)
 
@@ -52,7 +52,7 @@ class EWCConfig:
 
 
 class EWC(Strategy):
-    """Wrap a retriever; pull each weight back to its old value by its importance for earlier tasks."""
+    """Strategy that pulls each weight of a retriever to its old value, by its importance for earlier tasks."""
 
     Config = EWCConfig
     # shapes: with optim.lr_scale=50, for the small backbone. R@1 on validation videos of shapes-5, seed 0, is 31.9 with

@@ -32,7 +32,7 @@ from ctvr.methods.settings import require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class HeadRidgeConfig:
-    """Settings, with ranges in search_spaces/. None is published for retrieval."""
+    """Settings of the ridge head, with ranges in search_spaces/. None is published for retrieval."""
 
     UNPUBLISHED = ("method.ridge", "method.features")
 

@@ -20,10 +20,10 @@ from ctvr.methods.layers.task_captions import by_task
 
 
 class Hooks(nn.Module):
-    """Members that the loop calls and that a method overrides only where it needs to."""
+    """Members that the loop calls, with defaults; a method overrides only those that it needs."""
 
-    # Facts about an instance that depend on the backbone or change while a stream is learned
-    max_frames: int | None = None  # largest number of frames of a video; None: any number
+    # Properties of an instance that depend on the backbone or change while a stream is learned
+    max_frames: int | None = None  # maximum number of frames of a video; None: any number
     # Number of leading vision blocks whose outputs equal those of the pre-trained tower in every task, for any video.
     # If > 0, `Batch.frames` and `encode_video` may receive tokens (B, T, N, D), the input of the next block
     frozen_blocks: int = 0
@@ -59,12 +59,12 @@ class Hooks(nn.Module):
     def keeps_videos(cls, config: Any, of_base: bool = False) -> bool:
         """Return whether a later task trains on videos of earlier tasks; tables put such a method into its own block.
 
-        By default, it does if it overrides `set_pair_source`. A method that stores frames itself must override this
-        function.
+        By default, this is true if the method overrides `set_pair_source`. A method that stores frames itself must
+        override this function.
 
         Args:
             config: settings of the method.
-            of_base: for a strategy, whether the wrapped retriever does.
+            of_base: for a strategy, the result for the wrapped retriever.
         """
         return of_base or is_overridden(cls, "set_pair_source")
 
@@ -92,7 +92,7 @@ class Hooks(nn.Module):
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
         """Finish `task`. `loader` yields its training pairs once, in order, without augmentation.
 
-        A method that learns without gradients does so here (`Capabilities.learns_in_end_task`). Every worker receives
+        A method without gradients learns in this function (`Capabilities.learns_in_end_task`). Every worker receives
         all pairs.
         """
 

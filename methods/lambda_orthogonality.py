@@ -13,8 +13,8 @@ d = 512 is for two models that were trained separately. A task changes one model
 far below that lambda, and B is then an unconstrained affine map. `task/orthogonality_gap` and
 `task/orthogonality_penalty` report e and the penalty of each fit, and a table marks a row whose penalty never acted.
 
-The maps of tasks are chained (methods/families/compensation.py). Our reading: the paper was read in a stored
-translation, and the authors' code was not available. The paper trains one upgrade of image models with Adam at 0.001;
+The maps of tasks are chained (methods/families/compensation.py). Only a translation of the paper was
+available, and not the authors' code. The paper trains one upgrade of image models with Adam at 0.001;
 its sharpness (alpha) and weights are not known to us. Its contrastive loss is supervised by classes and also trains a
 forward map F, which rewrites stored features; without labels, the loss of pairs is used here. F is omitted, since a
 stored gallery must not be rewritten here. The order of re-encoding (by the distance to the mean of a class) is omitted,
@@ -42,7 +42,7 @@ class BackwardConfig:
 
     distance_weight: float = setting(1.0, doc="weight of the squared distance, eq. 2", unpublished=True, later=True)
     contrastive_weight: float = setting(
-        0.0, doc="weight of the contrastive loss of pairs; 0: without it", unpublished=True, later=True
+        0.0, doc="weight of the contrastive loss of pairs; 0: no such loss", unpublished=True, later=True
     )
     temperature: float = setting(0.07, doc="temperature of the contrastive loss; our choice", later=True, part="loss")
     lr: float = setting(1e-3, doc="learning rate of the map", later=True, part="recipe")
@@ -55,7 +55,7 @@ class BackwardConfig:
     )
 
     def __post_init__(self) -> None:
-        require(self, ">= 0", "distance_weight", "contrastive_weight", hint="Use 0 to leave the term out.")
+        require(self, ">= 0", "distance_weight", "contrastive_weight", hint="Use 0 to omit the term.")
         if self.distance_weight == self.contrastive_weight == 0:
             raise SettingError(
                 "<distance_weight> and <contrastive_weight> are 0, so the map has no loss", "Set one of them above 0."
@@ -134,7 +134,7 @@ MAPS: dict[str, type] = {"relaxed": RelaxedConfig, "strict": StrictConfig}
 
 @dataclass(frozen=True, kw_only=True)
 class LambdaOrthogonalityConfig:
-    """Settings, with ranges in search_spaces/."""
+    """Settings of Lambda-orthogonality, with ranges in search_spaces/."""
 
     UNPUBLISHED = ("base.lr",)
 
@@ -149,7 +149,7 @@ class LambdaOrthogonalityConfig:
 
 
 class LambdaOrthogonality(QueryCompensation):
-    """Wrap a retriever; map its captions, nearly without distortion, to the space of the model that encoded a video."""
+    """Strategy that maps captions, nearly without distortion, to the space of the model that encoded a video."""
 
     Config = LambdaOrthogonalityConfig
     PRESETS = {

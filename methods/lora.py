@@ -39,7 +39,7 @@ TOME = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig(AdaptedConfig):
-    """Settings, with ranges in search_spaces/; defaults are the paper's."""
+    """Settings of LoRA, with ranges in search_spaces/; defaults are the paper's."""
 
     ROW_UNPUBLISHED = {
         "sta": ("method.reducer.r", *AdaptedConfig.UNPUBLISHED),

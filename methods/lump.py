@@ -60,7 +60,7 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class LUMPConfig(MixingConfig, ReplayConfig):
-    """Settings; no paper publishes values for retrieval."""
+    """Settings of LUMP; no paper publishes values for retrieval."""
 
     UNPUBLISHED = ("method.buffer_size", "base.lr")
 
@@ -73,7 +73,7 @@ class LUMPConfig(MixingConfig, ReplayConfig):
 
 
 class LUMP(ReplayStrategy):
-    """Train on mixtures of current and stored pairs."""
+    """Strategy that trains on mixtures of current and stored pairs."""
 
     Config = LUMPConfig
     PRESETS = {

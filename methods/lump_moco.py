@@ -32,7 +32,7 @@ from ctvr.methods.settings import setting
 
 @dataclass(frozen=True, kw_only=True)
 class LUMPMoCoConfig(MixingConfig, ReplayConfig):
-    """Settings, with ranges in search_spaces/."""
+    """Settings of LUMP on momentum contrast, with ranges in search_spaces/."""
 
     UNPUBLISHED = MOCO_UNPUBLISHED
 
@@ -45,7 +45,7 @@ class LUMPMoCoConfig(MixingConfig, ReplayConfig):
 
 
 class LUMPMoCo(ReplayStrategy):
-    """Train on mixtures of current and stored pairs."""
+    """Strategy for a momentum retriever that trains on mixtures of current and stored pairs."""
 
     Config = LUMPMoCoConfig
     PRESETS = {"paper": {**PAPER, "method.buffer_size": 10_000}, "shapes": SHAPES_WRAPPED}

@@ -9,8 +9,8 @@ Li & Hoiem, "Learning without Forgetting", arXiv:1606.09282, eq. 1-3, as a basel
 
 So the student's caption encoder is not distilled, as in CTVR's figure 3a; `student` has other choices.
 The teacher is the model at the end of the previous task, as in CTVR's text (its released loop never
-renews the teacher). D is a cross-entropy in the papers, with the same gradient. CLIP's factor s is trained only through
-Z. In the released code it is also trained through Z*, and changes even while all other weights are constant.
+updates the teacher). D is a cross-entropy in the papers, with the same gradient. CLIP's factor s is trained only
+through Z. In the released code it is also trained through Z*, and changes even while all other weights are constant.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class LwFConfig:
-    """Settings, with ranges in search_spaces/. CTVR publishes T = 2, but not the weight."""
+    """Settings of LwF, with ranges in search_spaces/. CTVR publishes T = 2, but not the weight."""
 
     UNPUBLISHED = ("base.lr",)
 
@@ -76,7 +76,7 @@ class LwFConfig:
 
 
 class LwF(Strategy):
-    """Wrap a retriever; distill the previous model into it."""
+    """Strategy that distills the model before the task into the retriever that it wraps."""
 
     Config = LwFConfig
     PRESETS = {

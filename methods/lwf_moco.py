@@ -28,7 +28,7 @@ from ctvr.methods.settings import require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class LwFMoCoConfig:
-    """Settings, with ranges in search_spaces/. Neither weight nor temperature is published."""
+    """Settings of LwF on momentum contrast, with ranges in search_spaces/. Weight and temperature are not published."""
 
     UNPUBLISHED = MOCO_UNPUBLISHED
 
@@ -50,7 +50,7 @@ class LwFMoCoConfig:
 
 
 class LwFMoCo(Strategy):
-    """From the second task on, keep the similarities of a batch close to the previous model's similarities."""
+    """Strategy that keeps a batch's similarities close to those of the previous model, from the second task on."""
 
     Config = LwFMoCoConfig
     PRESETS = {"paper": PAPER, "shapes": SHAPES_WRAPPED}

@@ -70,7 +70,7 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class MoEAdapterConfig:
-    """Settings, with ranges in search_spaces/."""
+    """Settings of MoE-Adapters, with ranges in search_spaces/."""
 
     UNPUBLISHED = ("optim.weight_decay", "optim.warmup")
 

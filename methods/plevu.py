@@ -67,7 +67,7 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class PLEVUConfig:
-    """Settings, with ranges in search_spaces/."""
+    """Settings of PLEVU, with ranges in search_spaces/."""
 
     UNPUBLISHED = ("optim.weight_decay",)
 

@@ -25,7 +25,7 @@ from ctvr.methods.settings import require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class PromptConfig(AdaptedConfig):
-    """Settings, with ranges in search_spaces/."""
+    """Settings of Prompt, with ranges in search_spaces/."""
 
     UNPUBLISHED = ("method.lr", *AdaptedConfig.UNPUBLISHED)
 

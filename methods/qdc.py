@@ -70,16 +70,16 @@ RELEASED = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class QDCConfig:
-    """Settings, with ranges in search_spaces/. The released code has the same weights."""
+    """Settings of Query Drift Compensation, with ranges in search_spaces/. The released code has the same weights."""
 
     UNPUBLISHED = ("base.lr",)
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
     query_weight: float = setting(
-        1.0, doc="weight of the distillation of captions; 0: without it", later=True, part="loss"
+        1.0, doc="weight of the distillation of captions; 0: no distillation", later=True, part="loss"
     )
     video_weight: float = setting(
-        1.0, doc="weight of the distillation of videos; 0: without it", later=True, part="loss"
+        1.0, doc="weight of the distillation of videos; 0: no distillation", later=True, part="loss"
     )
     subtract: Literal["since", "all"] = setting(
         "since",
@@ -95,7 +95,7 @@ class QDCConfig:
     )
 
     def __post_init__(self) -> None:
-        require(self, ">= 0", "query_weight", "video_weight", hint="Use 0 to leave the term out.")
+        require(self, ">= 0", "query_weight", "video_weight", hint="Use 0 to omit the term.")
 
 
 class Drift(Link):
@@ -115,7 +115,7 @@ class Drift(Link):
 
 
 class QDC(QueryCompensation):
-    """Wrap a retriever; move its captions back by their mean drift, and slow the drift by distillation."""
+    """Strategy that subtracts the mean drift of a retriever's captions, and slows the drift by distillation."""
 
     Config = QDCConfig
     PRESETS = {

@@ -43,7 +43,7 @@ class Recipe(dict[str, Any]):
 
     @property
     def ours(self) -> tuple[str, ...]:
-        """List settings `optim.*` that change the training but are missing in the release; their values are ours."""
+        """List settings `optim.*` that change the training but are missing in the release; we chose their values."""
         return tuple(name for name in (f"optim.{part}" for part in self._parts()) if name not in self)
 
     def _parts(self) -> Iterator[str]:

@@ -1,11 +1,11 @@
-"""Declaration of settings as fields of a Config dataclass, with facts that help, search spaces and tables report.
+"""Declaration of settings as fields of a Config, with properties for help texts, search spaces and tables.
 
 `setting` declares a field that holds one value.
 
 `group` declares a field that holds one of several dataclasses, selected by its `name`: `method.reducer.name=evit
 method.reducer.keep_rate=0.5`. Each has only its own settings.
 
-A Config states facts about settings that it does not declare itself by plain attributes:
+For settings that a Config does not declare itself, it states properties by plain attributes:
 UNPUBLISHED lists dotted names (`optim.weight_decay`, `method.lr` of a shared base class), ROW_UNPUBLISHED maps a
 named configuration (`sta`) to the whole list of its row.
 """
@@ -25,7 +25,7 @@ EXACT = "for exact reproduction of a release"  # heading of the settings with `e
 
 @dataclass(frozen=True)
 class Setting:
-    """Facts about one setting; see `setting`."""
+    """Declared properties of one setting; `setting` explains them."""
 
     doc: str
     unpublished: bool = False
@@ -145,10 +145,10 @@ def groups_of(config: type) -> dict[str, Mapping[str, type]]:
 
 
 def settings_of(config: type) -> dict[str, Setting]:
-    """Map each setting of a Config dataclass to its facts; a group adds `field.name` and the settings of all variants.
+    """Map each setting of a Config to its properties; a group adds `field.name` and the settings of all variants.
 
-    If several variants have a setting of one name, the facts are from the default variant if it has the setting, and
-    otherwise from the first variant that has it.
+    If several variants have a setting of one name, the properties are from the default variant if it has the setting,
+    and otherwise from the first variant that has it.
     """
     found: dict[str, Setting] = {}
     for field in dataclasses.fields(config):

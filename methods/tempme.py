@@ -37,7 +37,7 @@ from ctvr.methods.settings import group, require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class TempMeConfig(AdaptedConfig):
-    """Settings, with ranges in search_spaces/, except the reducer's schedule."""
+    """Settings of TempMe, with ranges in search_spaces/, except the reducer's schedule."""
 
     UNPUBLISHED = ("method.train_positions", *AdaptedConfig.UNPUBLISHED)
 

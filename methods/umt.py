@@ -106,7 +106,7 @@ def original(lr: float, epochs: int, warmup: float, words: dict[str, tuple[int, 
 
 @dataclass(frozen=True, kw_only=True)
 class UmtConfig:
-    """Settings, with ranges in search_spaces/."""
+    """Settings of UMT, with ranges in search_spaces/."""
 
     lr: float = setting(1e-5, doc="learning rate of all weights", part="recipe")
     rerank: int = setting(
@@ -116,7 +116,7 @@ class UmtConfig:
         True, doc="whether to sample negatives by similarity and not with equal probability", part="loss"
     )
     attends: Literal["video", "frame"] = setting(
-        "video", doc="tokens to which a patch attends: all of the video, or of its frame (UMT4Clip)"
+        "video", doc="tokens to which a patch attends: all tokens of the video, or the tokens of its frame (UMT4Clip)"
     )
     reducer: ReducerConfig = group(
         {name: REDUCERS[name] for name in UmtVision.reducers}, "none", doc="token reduction, with attends=frame"

@@ -58,13 +58,13 @@ PAPER = {
 
 @dataclass(frozen=True, kw_only=True)
 class UmtQAConfig:
-    """Settings, with ranges in search_spaces/."""
+    """Settings of UMT for questions, with ranges in search_spaces/."""
 
     lr: float = setting(2e-5, doc="learning rate of all weights", part="recipe")
     answers: int = setting(1500, doc="number of the most frequent answers, which are ranked")
     k: int = setting(128, doc="number of candidates, selected by their first token, that are scored completely")
     attends: Literal["video", "frame"] = setting(
-        "video", doc="tokens to which a patch attends: all of the video, or of its frame (UMT4Clip)"
+        "video", doc="tokens to which a patch attends: all tokens of the video, or the tokens of its frame (UMT4Clip)"
     )
     reducer: ReducerConfig = group(
         {name: REDUCERS[name] for name in UmtVision.reducers}, "none", doc="token reduction, with attends=frame"

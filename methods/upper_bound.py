@@ -41,12 +41,12 @@ class UpperBoundConfig:
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
     only_final: bool = setting(
-        False, doc="whether to train only once, after the last task; the model is zero-shot until then"
+        False, doc="whether to train only once, at the last task, on the pairs of all tasks; zero-shot until then"
     )
 
 
 class UpperBound(Strategy):
-    """Wrap a retriever; after each task, train it from the start on all tasks so far."""
+    """Strategy that trains a retriever from its start on all tasks so far, in each task or only in the last one."""
 
     Config = UpperBoundConfig
     PRESETS = {
@@ -62,7 +62,7 @@ class UpperBound(Strategy):
         found = base.capabilities(base_config)
         if found.task_conditioned_text and not found.joins_tasks:
             raise SettingError(
-                "the retriever encodes captions by the searched task, but cannot train the parameters of several "
+                "the retriever conditions captions on the searched task, but cannot train the parameters of several "
                 "tasks together (joins_tasks)",
                 write="<base>=clip4clip",
             )

@@ -44,7 +44,7 @@ from ctvr.methods.settings import require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class VoPConfig:
-    """Settings, with ranges in search_spaces/."""
+    """Settings of VoP, with ranges in search_spaces/."""
 
     UNPUBLISHED = ("optim.weight_decay",)
     ROW_UNPUBLISHED = {

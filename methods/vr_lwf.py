@@ -60,7 +60,7 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class VRLwFConfig:
-    """Settings, with ranges in search_spaces/. T = 2 is from CTVR, the other defaults are from ZSCL's repository."""
+    """Settings of VR-LwF, with ranges in search_spaces/. T = 2 is from CTVR, other values from ZSCL's repository."""
 
     UNPUBLISHED = ("base.lr",)
 
@@ -89,7 +89,7 @@ class VRLwFConfig:
 
 
 class VRLwF(Strategy):
-    """Wrap a retriever; distill the previous model's similarities between videos and random sentences."""
+    """Strategy that distills the previous model's similarities between videos and random sentences."""
 
     Config = VRLwFConfig
     PRESETS = {

@@ -12,9 +12,9 @@ Frames are not read. The noise makes p valid in the neighborhood of captions, to
 projections of tasks are chained (methods/families/compensation.py). `sentences` adds random sentences to the captions
 of the task, which is possible because texts do not need data of an earlier task.
 
-This is our reading of the abstract and of a later paper's description (noise, text alone, LoRA on pairs afterwards).
-The paper exchanges one CLIP for another; here each task is such an exchange. Kind of p, loss, size of the noise,
-optimizer and steps are ours. Its second stage, LoRA of the new model on pairs of captions and videos, is omitted,
+This is our interpretation of the abstract and of a later paper's description (noise, text alone, LoRA on pairs
+afterwards). The paper exchanges one CLIP for another; here each task is such an exchange. We chose the kind of p, the
+loss, the size of the noise, optimizer and steps. The paper's second stage, LoRA of the new model on pairs, is omitted,
 because in a stream the next task trains the model itself. The authors' code was not found.
 """
 
@@ -40,7 +40,7 @@ _AT_ONCE = 250  # number of sentences that are encoded together
 
 @dataclass(frozen=True, kw_only=True)
 class XBTConfig:
-    """Settings, with ranges in search_spaces/."""
+    """Settings of XBT, with ranges in search_spaces/."""
 
     UNPUBLISHED = ("base.lr",)
 
@@ -112,7 +112,7 @@ class Projection:
 
 
 class XBT(QueryCompensation):
-    """Wrap a retriever; project its captions to the space of the model that encoded the searched videos."""
+    """Strategy that projects a retriever's captions to the space of the model that encoded the searched videos."""
 
     Config = XBTConfig
     PRESETS = {

@@ -65,7 +65,7 @@ CHUNK = 2**22  # float32 values in memory at a time in `score` (16 MiB)
 
 @dataclass(frozen=True, kw_only=True)
 class XPoolConfig(ScaleConfig):
-    """Settings, with ranges in search_spaces/. Rates are the defaults of both papers' code."""
+    """Settings of X-Pool, with ranges in search_spaces/. Rates are the defaults of both papers' code."""
 
     UNPUBLISHED = ("method.train_scale", "optim.weight_decay", "optim.warmup")
 

@@ -19,7 +19,7 @@ from ctvr.methods.settings import setting
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroShotConfig:
-    """Settings. Published tables differ in `frame_norm`, which changes the second decimal of their metrics."""
+    """Settings of zero-shot CLIP. Published tables differ in `frame_norm`, which changes the second decimal."""
 
     frame_norm: Literal["none", "l2"] = setting(
         "none", doc="normalization of each frame's feature before the mean; CTVR: none, CLIP4Clip: l2"

@@ -8,8 +8,8 @@ and texts y that belong to no task (methods/layers/replay/reference.py), s CLIP'
     L = L_retriever + weight (D(Z*^T -> Z^T) + D(Z* -> Z)) + l2 |theta - theta_start|^2,   D as in methods/lwf.py
     theta^ <- (n theta^ + theta) / (n + 1) after every `average_every` steps, section 3.2; n = 1 at theta_start
 
-The teacher is never renewed (that would be LwF). theta^ replaces theta after a task, and whenever the method is in
-evaluation mode.
+The teacher is never updated (otherwise the method would be LwF). theta^ replaces theta after a task, and whenever the
+method is in evaluation mode.
 
 Differences: an image is a video of one frame. The paper uses ImageNet images and CC3M captions. Without them, the
 reference set is a small set of drawn images, and results are not comparable with the paper's results. The paper trains
@@ -61,7 +61,7 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class ZSCLConfig:
-    """Settings, with ranges in search_spaces/. CTVR publishes only T = 2."""
+    """Settings of ZSCL, with ranges in search_spaces/. CTVR publishes only T = 2."""
 
     UNPUBLISHED = ("base.lr",)
 
@@ -97,14 +97,14 @@ class ZSCLConfig:
     )
 
     def __post_init__(self) -> None:
-        require(self, ">= 0", "weight", "l2", hint="Use 0 to leave the term out.")
+        require(self, ">= 0", "weight", "l2", hint="Use 0 to omit the term.")
         require(self, "> 0", "temperature", hint="The paper uses 2.")
         require(self, ">= 0", "average_every", hint="Use 0 to train without averaging.")
         require(self, ">= 1", "reference_images", "reference_frames", "reference_texts")
 
 
 class ZSCL(Strategy):
-    """Wrap a retriever; distill the pre-trained model into it on other data, and average its weights."""
+    """Strategy that distills the pre-trained model into a retriever on other data, and averages its weights."""
 
     Config = ZSCLConfig
     PRESETS = {

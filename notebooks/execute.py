@@ -1,8 +1,8 @@
-"""Executes a notebook in this process and stores the outputs of its cells: `python notebooks/execute.py first_run`.
+"""Program that executes a notebook and stores the outputs of its cells: `python notebooks/execute.py first_run`.
 
-It does not need Jupyter: a cell is Python, and a line `!ctvr ...` is one of our commands. The notebook stores the
-printed text and the value of the last line of each cell, an image or figure as PNG and an object of ours as HTML,
-without paths of this machine. Run it in an empty folder, which gets the streams and runs.
+It runs in one process without Jupyter: a cell is Python, and a line `!ctvr ...` is one of our commands. The notebook
+stores the printed text and the value of the last line of each cell, an image or figure as PNG and an object of ctvr as
+HTML, without paths of this machine. Run it in an empty folder, into which it writes the streams and runs.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def secret_values(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """Replace every secret in a text by `***`."""
+    """Replace the secrets that this module recognizes in a text by `***`."""
     for value in _wanted(tuple((os.environ if environment is None else environment).items())):
         text = text.replace(value, HIDDEN)
     if "@" in text:

@@ -87,7 +87,8 @@ def read_text(path: Path, most: int = MOST) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         if encoding == "utf-16" or b"\0" in content:
-            raise ConfigError(f"line {line}: is not UTF-8 text", path, remedy="Pass a text file.") from error
+            name = "UTF-16" if encoding == "utf-16" else "UTF-8"
+            raise ConfigError(f"line {line} is not {name} text", path, remedy="Pass a text file.") from error
         where = f"{path}: line {line}: byte 0x{content[error.start]:02x}"
         raise ConfigError(f"{where} is not UTF-8 text. {_convert('windows-1252', path)}") from error
 

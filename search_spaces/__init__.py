@@ -6,8 +6,8 @@ a search begins, where they differ from the defaults. METRIC, MODE: objective of
 CONDITIONS: docs/search.md. A row of tables that is a method with a preset (methods.CONFIGURATIONS) has its own entry
 where it differs from the method.
 
-Facts about a setting (not published, read by later tasks only, bounded by another setting, number of blocks) are in
-the method's Config; see methods/settings.py.
+Other properties of a setting (not published, read by later tasks only, bounded by another setting, number of blocks)
+are in the method's Config; see methods/settings.py.
 """
 
 from typing import Any

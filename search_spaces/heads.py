@@ -1,4 +1,4 @@
-"""Search spaces of the heads on frozen towers or imported vectors. No paper publishes values: all ranges are ours."""
+"""Search spaces of the heads on frozen towers or imported vectors. No paper publishes values; we chose all ranges."""
 
 from ray import tune
 

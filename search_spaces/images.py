@@ -1,4 +1,4 @@
-"""Search spaces of methods over labeled images. Initial values are those of the release; ranges are ours."""
+"""Search spaces of methods over labeled images. Initial values are those of the release; we chose the ranges."""
 
 from ray import tune
 

@@ -1,4 +1,4 @@
-"""Search spaces of strategies around any retriever, and of compatibility with a stored index."""
+"""Search spaces of strategies that wrap any retriever, and of those that keep a stored index compatible."""
 
 from ray import tune
 

@@ -103,7 +103,7 @@ def python_blocks(source: str, is_test: bool) -> Iterator[Block]:
 
 
 def markdown_blocks(source: str) -> Iterator[Block]:
-    """Headings, rows of tables, paragraphs and items of lists; code is left out."""
+    """Yield headings, rows of tables, paragraphs and items of lists; code is left out."""
     source = re.sub(r"^( *)(```|~~~).*?^ *\2", lambda code: re.sub(r".+", "", code[0]), source, flags=re.M | re.S)
     source = re.sub(r"`[^`]+`", lambda code: re.sub(r"[^\n]+", "X", code[0]), source)
     source = re.sub(r"\]\([^)\s]*\)|\]\[[^\]]*\]", "]", source)
@@ -118,7 +118,7 @@ def markdown_blocks(source: str) -> Iterator[Block]:
 
 
 def long_sentences(text: str) -> Iterator[tuple[int, str, str]]:
-    """Sentences of more than MOST_WORDS words, or with two colons or semicolons: offset, rule, remedy."""
+    """Yield (offset, rule, remedy) of sentences with more than MOST_WORDS words, or with two colons or semicolons."""
     for match in re.finditer(r"\S.*?(?:[.!?][\")*]*(?=\s+[A-Z0-9(\[\"*]|\s*\Z)|\Z)", text, flags=re.S):
         words = [word for word in match[0].split() if re.search(r"[a-zA-Z]", word) and word.strip("(),.;:") != "X"]
         if len(words) > MOST_WORDS:
@@ -128,7 +128,7 @@ def long_sentences(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def findings(path: Path) -> list[tuple[int, str, str]]:
-    """(line, rule, what was found and its remedy) of one file."""
+    """Return (line, rule, the finding with its remedy) for each finding in a file."""
     source, found = path.read_text(), []
     lines = source.splitlines()
     blocks = markdown_blocks(source) if path.suffix == ".md" else python_blocks(source, "tests" in path.parts)
@@ -147,7 +147,7 @@ def findings(path: Path) -> list[tuple[int, str, str]]:
 
 
 def main(words: list[str]) -> int:
-    """Print the findings and their number by rule; 1 if there are any."""
+    """Print the findings and their number by rule; return 1 if there are any."""
     if words[:1] == ["--commit-message"]:
         subject = Path(words[1]).read_text().split("\n")[0]
         if len(subject) <= SUBJECT or subject.startswith(("Merge ", "Revert ", "fixup! ", "squash! ")):

@@ -178,7 +178,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("folder", type=Path, help="folder of the cloned repositories")
     parser.add_argument(
-        "--set", choices=sorted(PAIRS), default="captions", help="pair of embedders (default: %(default)s)"
+        "--set",
+        choices=sorted(PAIRS),
+        default="captions",
+        help="data set, with its pair of embedders (default: %(default)s)",
     )
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the vectors (default: %(default)s)")
     parser.add_argument("--draws", type=int, default=0, help="samples whose intervals are checked (default: 0)")

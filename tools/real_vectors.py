@@ -72,7 +72,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "ctp": {},
     "dsl": {},
 }
-MOVED: dict[str, dict[str, Any]] = {  # around a head that also changes videos
+MOVED: dict[str, dict[str, Any]] = {  # strategies that wrap a head that also changes videos
     "er_ring": _REPLAYED, "lwf": {}, "qdc": {}, "drift_adapter": {}, "xbt": {}, "lambda_orthogonality": {},
 }  # fmt: skip
 TOWERS = (
@@ -80,7 +80,7 @@ TOWERS = (
     "framefusion_moe",
 )  # fmt: skip
 ROWS: dict[str, dict[str, Any]] = {
-    "joint: upper_bound around head_linear": {
+    "joint: upper_bound that wraps head_linear": {
         "method": "upper_bound",
         **_AROUND,
     },  # first, because others are compared with it

@@ -50,7 +50,7 @@ OTHER_PAPERS = {
     ),
     "xbt": (
         "XBT (Jang & Lim, ICCV 2025, arXiv:2405.14715)",
-        "read as its abstract, and as a later paper describes it: our reading. No code was found",
+        "read as its abstract, and as a later paper describes it: our interpretation. No code was found",
     ),
     "lambda_orthogonality": (
         "lambda-orthogonality (Ricci et al., NeurIPS 2025, arXiv:2509.16664)",

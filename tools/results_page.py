@@ -61,7 +61,7 @@ MEASURED = re.compile(
     r"^\d+ (?:runs|searches), .+, (?P<date>[\d-]{10}), (?P<commit>(?:commit|after|before) \w+)\. ", re.MULTILINE
 )
 CONDITIONS = "[Conditions of all tables](../RESULTS.md#conditions)"
-MARK = "**Measured on an older commit**, before these changes: "
+MARK = "**Measured on an older commit**, before these changes. "
 
 
 @dataclass(frozen=True)
@@ -70,35 +70,45 @@ class Rule:
 
     date: str
     commit: str
-    what: str  # the change
+    what: str  # the change, as a sentence without its full stop
     pages: tuple[str, ...] = ("*",)
     columns: tuple[str, ...] = ()  # only tables with one of them
 
 
 WITH_INTERVALS = ("R@1 vs best", "Gap", "over 3 seeds")  # columns of tables, of gaps, of searches
 RULES = (
-    Rule("2026-11-25", "a207222d", "simultaneous p-values and intervals", columns=("R@1 vs best", "on test")),
-    Rule("2026-11-25", "821b622b", "momentum-contrast queues smaller than a task", ("bmu-*",)),
+    Rule("2026-11-25", "a207222d", "P-values and intervals are now simultaneous", columns=("R@1 vs best", "on test")),
+    Rule("2026-11-25", "821b622b", "The queues of momentum contrast are now smaller than a task", ("bmu-*",)),
     Rule(
         "2026-11-25",
         "d858b8c6",
-        "BWF of methods that normalize scores: computed in a task's own gallery",
+        "BWF of methods that normalize scores is now computed in a task's own gallery",
         ("camoe-table6", "structalign-*", "ctvr-table1*", "efficient-*"),
     ),
     Rule(
         "2026-11-25",
         "da201a7a",
-        "footnote and control row for test videos in training",
+        "Rows that train on test videos now have a footnote and a control row",
         ("ctvr-table[12]*", "ctvr-fig8"),
     ),
-    Rule("2026-11-28", "0ee8a551", "rows are bold and compared among rows of equal access", columns=("R@1 vs best",)),
+    Rule(
+        "2026-11-28",
+        "0ee8a551",
+        "Only rows with equal access to data are now compared, and the best row of each such block is bold",
+        columns=("R@1 vs best",),
+    ),
     Rule(
         "2026-11-28",
         "7266501d",
-        "a tie has its chance in R@k (shapes-5 has no ties)",
+        "Ties in R@k are now counted by their expected value; shapes-5 has no ties",
         columns=("R@1 ↑", "over 3 seeds"),
     ),
-    Rule("2026-11-28", "6b8e6779", "intervals continuous in the variance over seeds", columns=WITH_INTERVALS),
+    Rule(
+        "2026-11-28",
+        "6b8e6779",
+        "Intervals are now a continuous function of the variance over seeds",
+        columns=WITH_INTERVALS,
+    ),
 )
 
 
@@ -178,8 +188,8 @@ def marked(name: str, text: str) -> str:
     text = re.sub(rf"^{re.escape(MARK)}.*\n\n", "", text, flags=re.MULTILINE)
     if not (rules := older(name, text)):
         return text
-    said = "; ".join(f"{rule.what} ({rule.date}, {rule.commit})" for rule in rules)
-    return re.sub(r"^\| ", lambda _: f"{MARK}{said}.\n\n| ", text, count=1, flags=re.MULTILINE)
+    said = " ".join(f"{rule.what} ({rule.date}, {rule.commit})." for rule in rules)
+    return re.sub(r"^\| ", lambda _: f"{MARK}{said}\n\n| ", text, count=1, flags=re.MULTILINE)
 
 
 def listing() -> str:

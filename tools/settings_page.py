@@ -79,7 +79,7 @@ def _exact(config: type) -> set[str]:
 
 
 def _folded(names: str, rows: list[tuple[str, bool]], *more: str) -> list[str]:
-    """Return the table of rows, then that of the rows that exist for exact reproduction of a release."""
+    """Return the table of rows, then the table of the rows that exist for exact reproduction of a release."""
     head = ("setting", "type", "default", "allowed", "meaning", *more)
     lines = [*table_head(head), *(row for row, is_exact in rows if not is_exact)]
     if exact := [row for row, is_exact in rows if is_exact]:

@@ -62,7 +62,7 @@ def model_config(vocab_size: int) -> dict[str, Any]:
 
 
 def build(config: dict[str, Any]) -> CLIP:
-    """Return an untrained model; torch's seed decides its weights."""
+    """Return an untrained model; torch's seed determines its weights."""
     model = tiny.build(config)
     model.visual.conv1 = ConvStem(config["stem"], config["vision_cfg"]["width"])
     return model

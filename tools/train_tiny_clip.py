@@ -194,7 +194,7 @@ def model_config(vocab_size: int) -> dict[str, Any]:
 
 
 def build(config: dict[str, Any]) -> CLIP:
-    """Return an untrained open_clip model; torch's seed decides its weights."""
+    """Return an untrained open_clip model; torch's seed determines its weights."""
     return CLIP(embed_dim=config["embed_dim"], vision_cfg=dict(config["vision_cfg"]), text_cfg=dict(config["text_cfg"]))
 
 

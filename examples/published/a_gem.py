@@ -20,7 +20,7 @@ from ctvr import Batch, ReplayConfig, ReplayStrategy, require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class AGemConfig(ReplayConfig):
-    """Settings."""
+    """Settings of A-GEM."""
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
     reference: int = setting(8, doc="number of memory pairs that each worker draws for r", part="loss", later=True)

@@ -38,7 +38,7 @@ from ctvr import (
 
 @dataclass(frozen=True, kw_only=True)
 class CodaPromptConfig:
-    """Settings."""
+    """Settings of CODA-Prompt."""
 
     lr: float = setting(1e-4, doc="learning rate")
     components: int = setting(4, doc="number of components that a task adds")

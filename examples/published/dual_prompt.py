@@ -38,7 +38,7 @@ from ctvr import (
 
 @dataclass(frozen=True, kw_only=True)
 class DualPromptConfig:
-    """Settings."""
+    """Settings of DualPrompt."""
 
     lr: float = setting(1e-4, doc="learning rate of prompts and keys")
     length: int = setting(4, doc="number of tokens of a prompt")

@@ -40,7 +40,7 @@ from ctvr import (
 
 @dataclass(frozen=True, kw_only=True)
 class InfLoraConfig:
-    """Settings."""
+    """Settings of InfLoRA."""
 
     lr: float = setting(1e-3, doc="learning rate")
     rank: int = setting(4, doc="rank r of a task's LoRA")

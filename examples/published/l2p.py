@@ -36,7 +36,7 @@ from ctvr import (
 
 @dataclass(frozen=True, kw_only=True)
 class L2PConfig:
-    """Settings."""
+    """Settings of L2P."""
 
     lr: float = setting(1e-4, doc="learning rate of prompts and keys")
     pool: int = setting(10, doc="number of prompts in the pool")

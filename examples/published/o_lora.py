@@ -35,7 +35,7 @@ from ctvr import (
 
 @dataclass(frozen=True, kw_only=True)
 class OLoraConfig:
-    """Settings."""
+    """Settings of O-LoRA."""
 
     lr: float = setting(1e-4, doc="learning rate")
     rank: int = setting(4, doc="rank of a task's LoRA")

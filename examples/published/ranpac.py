@@ -26,7 +26,7 @@ PENALTIES = [10.0**power for power in range(-8, 9)]
 
 @dataclass(frozen=True, kw_only=True)
 class RanPacConfig:
-    """Settings."""
+    """Settings of RanPAC."""
 
     lr: float = setting(3e-5, doc="learning rate in the first task")
     width: int = setting(256, doc="number M of random features; the paper uses 10,000")

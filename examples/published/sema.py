@@ -42,7 +42,7 @@ from ctvr import (
 
 @dataclass(frozen=True, kw_only=True)
 class SemaConfig:
-    """Settings."""
+    """Settings of SEMA."""
 
     lr: float = setting(1e-3, doc="learning rate")
     width: int = setting(8, doc="hidden width of adapters and descriptors")

@@ -39,7 +39,7 @@ from ctvr import (
 
 @dataclass(frozen=True, kw_only=True)
 class SlcaConfig:
-    """Settings."""
+    """Settings of SLCA."""
 
     lr_slow: float = setting(1e-6, doc="learning rate of the towers")
     lr_head: float = setting(1e-4, doc="learning rate of the head")

@@ -22,7 +22,7 @@ from ctvr import Method, Strategy, Task, require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class WiseFtConfig:
-    """Settings."""
+    """Settings of WiSE-FT."""
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
     average: Literal["wise", "ema"] = setting("wise", doc="kind of average: wise (WiSE-FT) or ema")

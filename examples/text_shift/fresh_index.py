@@ -9,7 +9,7 @@ from ctvr.orchestrator.learning.evaluation.protocols import CTVR
 
 
 class FreshIndex(CTVR):
-    """All captions so far search all videos so far, both encoded by the current model."""
+    """Protocol in which all captions so far search all videos so far, both encoded by the current model."""
 
     name = "fresh_index"
     reencodes_gallery = True

@@ -9,12 +9,12 @@ import numpy as np
 
 
 class OneAtATime:
-    """Draws a new value of one setting in turn, from the best complete trial by the first objective.
+    """Searcher that changes one setting at a time, in turn, of the best complete trial by the first objective.
 
     Args:
         search: settings of the search (`search.*`): its seed, and the `metrics` and `modes` of its objectives.
         space: `space` maps settings to domains of Ray Tune; `recommended` holds their values without a search.
-        num_tasks: of the stream; a complete trial has results of all.
+        num_tasks: number of tasks of the stream; a complete trial has results of all of them.
     """
 
     def __init__(self, search: Any, space: Any, num_tasks: int) -> None:

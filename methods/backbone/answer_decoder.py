@@ -49,12 +49,12 @@ class AnswerDecoder(nn.Module):
         new_weights(self)
 
     def forward(self, answers: Tensor, states: Tensor, there: Tensor) -> Tensor:
-        """Compute the logits of the piece that follows each id.
+        """Compute the logits of the word piece that follows each id.
 
         Args:
             answers: (B, A) int64.
             states: (B, L, D) states of the questions, or (1, L, D) of one question for all answers.
-            there: (B, L) or (1, L), 1 where the question has a word.
+            there: attention mask of the questions, (B, L) or (1, L), 1 where a question has a word piece.
 
         Returns:
             (B, A, W) logits.
@@ -104,7 +104,7 @@ def rank_answers(
     Args:
         decoder: the answer decoder.
         states: (B, L, D) states of the questions.
-        there: (B, L), 1 where the question has a word.
+        there: (B, L), attention mask of the questions, 1 where a question has a word piece.
         answers: (N, A) int64, the list of answers.
         k: number of answers to score; of a list with fewer answers, all are scored, while the released code fails.
 

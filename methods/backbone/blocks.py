@@ -240,7 +240,7 @@ class Block(nn.Module):
         return x if seams.after is None else seams.after(x, state)
 
     def _plain(self, x: Tensor, causal: bool, read: int | None) -> Tensor:
-        """Return what `forward` computes without seams; with `read`, only the first `read` tokens."""
+        """Return the output of `forward` without seams; if `read` is given, only its first `read` tokens."""
         attended, _ = self.attn(self.ln_1(x), _NO_SEAMS, _PLAIN, causal, read)
         x = x[:, :read] + self.ls_1(attended)
         return x + self.ls_2(self.feed_forward(self.ln_2(x), _NO_SEAMS, _PLAIN))

@@ -61,7 +61,7 @@ def files_of(path: Path) -> list[Path]:
         ) from None
     if not names:
         raise ValueError(
-            f"{path}: its weight_map is empty. Fetch the index again, or use the path of the weights file itself."
+            f"{path}: its weight_map is empty. Download the index again, or use the path of the weights file itself."
         )
     if outside := [name for name in names if Path(name).name != name]:
         raise ValueError(
@@ -71,7 +71,7 @@ def files_of(path: Path) -> list[Path]:
         raise ValueError(f"{path}: lists {pickled[0]!r:.80}, a pickle. Convert the files to .safetensors.")
     files = [path.parent / name for name in names]
     if missing := [file for file in files if not os.path.isfile(file)]:
-        raise FileNotFoundError(f"{missing[0]}: no such weights file, but {path.name} lists it. Fetch it.")
+        raise FileNotFoundError(f"{missing[0]}: no such weights file, but {path.name} lists it. Download it.")
     return files
 
 
@@ -79,7 +79,7 @@ def _describe_missing(folder: Path) -> str:
     if (folder / "adapter_config.json").is_file():
         return f"the folder {_ADAPTER}"
     if parts := sorted(file.name for file in folder.iterdir() if _match_part(file.name)):
-        return f"the folder contains {parts[0]} without an index. Fetch {OF_A_FOLDER[2]}."
+        return f"the folder contains {parts[0]} without an index. Download {OF_A_FOLDER[2]}."
     return f"the folder does not contain {' or '.join(OF_A_FOLDER)}. Use the path of the weights file itself."
 
 

@@ -126,7 +126,7 @@ def read(content: bytes) -> dict[str, torch.Tensor]:
         kind = "an object" if isinstance(found, Inert) else f"a {type(found).__name__}"
         raise ValueError(f"it holds {kind} and no tensor")
     while len({place[0] for place in tensors}) == 1 and all(len(place) > 1 for place in tensors):
-        tensors = {place[1:]: value for place, value in tensors.items()}  # one dictionary around all weights
+        tensors = {place[1:]: value for place, value in tensors.items()}  # one dictionary contains all weights
     return {".".join(place): value for place, value in tensors.items()}
 
 
@@ -222,7 +222,7 @@ def _read_legacy(content: bytes) -> Any:
         dtype = _dtype_of(kind)
         if key not in storages:
             if not 0 <= count * dtype.itemsize <= len(content):
-                raise ValueError("it is cut short")
+                raise ValueError("it is truncated")
             storages[key] = torch.UntypedStorage(count * dtype.itemsize), dtype
         whole, _ = storages[key]
         start, end = (0, count) if view is None else (view[1], view[1] + view[2])
@@ -236,9 +236,9 @@ def _read_legacy(content: bytes) -> Any:
         head = file.read(8)
         count = int.from_bytes(head, "little")
         if len(head) < 8 or count * dtype.itemsize != storage.nbytes():
-            raise ValueError("it is cut short")
+            raise ValueError("it is truncated")
         if count:
             into = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
             if file.readinto(into.data) != len(into):
-                raise ValueError("it is cut short")
+                raise ValueError("it is truncated")
     return found

@@ -35,6 +35,7 @@ _HEADS = {
     "vision_encoder.encoder.patch_embed.proj.": "vision.conv1.",
 }
 _LEFT_OUT = ("text_encoder.cls.", "clip_teacher.", "clip_decoder.", "vision_encoder.clip_", "text_decoder.")
+_REMEDY = "Use a pre-training or retrieval checkpoint of UMT."
 
 
 def under_our_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -56,7 +57,7 @@ def under_our_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def of_decoder(state: Mapping[str, Tensor], fusion_from: int) -> dict[str, Tensor]:
-    """Return a state dict of `AnswerDecoder` from the decoder of a checkpoint or, without one, from its fusion layers.
+    """Return a state dict of `AnswerDecoder` from a checkpoint's decoder, or from its fusion layers if it lacks one.
 
     Args:
         state: tensors by the authors' names.
@@ -75,7 +76,9 @@ def of_decoder(state: Mapping[str, Tensor], fusion_from: int) -> dict[str, Tenso
             if ours is not None:
                 found[ours] = value.float()
     if "bias" not in found:
-        raise ValueError("the checkpoint has neither an answer decoder nor a language-model head.")
+        raise ValueError(
+            "the checkpoint has neither an answer decoder nor a language-model head. Use a pre-trained UMT checkpoint."
+        )
     return found
 
 
@@ -108,14 +111,14 @@ def _rename(name: str) -> str | None:
     for theirs, ours in _TEXT.items():
         if name.startswith(f"text_encoder.{theirs}."):
             return f"text.bert.{ours}.{name.rpartition('.')[2]}"
-    raise ValueError(f"{name}: is not a weight of UMT. Use a pre-training or retrieval checkpoint of UMT.")
+    raise ValueError(f"{name}: is not a weight of UMT. {_REMEDY}")
 
 
 def _block(number: str, rest: str) -> str:
     for theirs, ours in _VISION.items():
         if rest.startswith(theirs):
             return f"vision.blocks.{number}.{ours}{rest.removeprefix(theirs)}"
-    raise ValueError(f"blocks.{number}.{rest}: is not a weight of UMT's vision encoder.")
+    raise ValueError(f"blocks.{number}.{rest}: is not a weight of UMT's vision encoder. {_REMEDY}")
 
 
 def _layer(number: str, rest: str) -> str:

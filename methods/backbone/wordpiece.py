@@ -44,7 +44,9 @@ class WordPieces:
         self.ids = {piece: number for number, piece in enumerate(vocabulary)}
         lacking = [mark for mark in MARKS if mark not in self.ids]
         if lacking or self.ids["[PAD]"] != 0:
-            raise ValueError(f"a vocabulary of BERT begins with [PAD] and contains {', '.join(MARKS)}.")
+            raise ValueError(
+                f"a vocabulary of BERT must begin with [PAD] and contain {', '.join(MARKS)}. Use a vocab.txt of BERT."
+            )
         self.length, self.end = length, len(vocabulary)
         self._known: dict[str, tuple[int, ...]] = {}  # cache of words and the ids of their pieces
 

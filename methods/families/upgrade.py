@@ -1,13 +1,13 @@
 """Retriever whose backbone is replaced within a stream, while the index keeps the features of the old model.
 
 This file is not a method. An old model A learned the tasks before task u and encoded their videos for the index. From
-task u on a new model B does so. Videos encoded by A are not encoded again. The captions c of all tasks search both
-parts of the index in one of three ways, where f is the text encoder of a model:
+task u on, a new model B learns and encodes. Videos encoded by A are not encoded again. The captions c of all tasks
+search both parts of the index in one of three ways, where f is the text encoder of a model:
 
     both   f_A(c) searches the videos of A, and f_B(c) those of B; a caption is encoded twice
     map    p(f_B(c)) searches the videos of A, and f_B(c) those of B; a caption is encoded once; the map p is fitted
            after each task of B to the training captions of that task
-    new    f_B(c) searches all videos; a baseline without a map, or for models with one feature space
+    new    f_B(c) searches all videos: a baseline without a map, and sufficient if A and B have the same feature space
 
     p(x) = length unit((unit(x) - mean X) W + mean Y)
 

@@ -20,12 +20,13 @@ class FrameFusionMoEConfig:
     reducer: ReducerConfig = group(
         REDUCERS,
         "none",
-        doc="token reduction in the vision tower (not in the paper); FFA needs one plan for all frames (tome_shared)",
+        doc="token reduction in the vision tower (not in the paper); FFA needs the same merges in all frames "
+        "(tome_shared)",
     )
 
     # Vision, section 3.3
     use_ffa: bool = setting(
-        True, doc="whether to use frame fusion adapters; without them (`w/o FFA`) the vision tower is frozen"
+        True, doc="whether to use frame fusion adapters (FFA); if not (`w/o FFA`), the vision tower is frozen"
     )
     ffa_layers: int = setting(
         10,
@@ -69,8 +70,7 @@ class FrameFusionMoEConfig:
     )
     num_experts: int = setting(
         10,
-        doc="number of experts; section 4.4: 10 for MSRVTT, 5 for ACTNET; with 1 and without prototypes there is no "
-        "router",
+        doc="number of experts; section 4.4: 10 for MSRVTT, 5 for ACTNET; one expert without prototypes has no router",
         later=True,
     )
     top_k: int = setting(

@@ -2,7 +2,7 @@
 
 divyam3897/UCL@cfaa81d, whose protocol the table uses, does not contain this row, and the paper does not specify its
 training. Here the network is initialized again for each task, and trained on the images of all tasks so far. With
-`only_final` it is trained for the last task only, and is untrained before.
+`only_final` it is trained only once, at the last task, on the images of all tasks, and is untrained until then.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ class ImageMultiTaskConfig:
 
     base: str = setting("image_finetune", doc="name of the wrapped siamese network, whose settings are base.*")
     only_final: bool = setting(
-        True, doc="whether to train for the last task only; the forgetting metrics are then meaningless"
+        True,
+        doc="whether to train only once, at the last task, on the images of all tasks; the network is untrained until "
+        "then, so the forgetting metrics are meaningless",
     )
 
 

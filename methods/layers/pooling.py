@@ -37,7 +37,7 @@ def frame_sum(frames: Tensor) -> Tensor:
 
 
 def frame_mean(frames: Tensor) -> Tensor:
-    """Average (B, T, ...) over T; inside `order_free_sums` bit-identical for every order of the frames."""
+    """Average (B, T, ...) over T; inside `order_free_sums` the mean is bit-identical for every order of the frames."""
     return (_in_order(frames) / frames.shape[1]).to(frames.dtype) if _BY_VALUE.get() else frames.mean(dim=1)
 
 

@@ -140,13 +140,13 @@ class FrameFusion(nn.Module):
 
 
 def fused_blocks(depth: int, count: int, placement: Literal["shallowest", "deepest"]) -> range:
-    """Return the indices of the `count` blocks of a tower that get cross-frame attention; of all, if it has fewer."""
+    """Return the indices of the blocks with cross-frame attention: `count` blocks, or all if the tower has fewer."""
     count = min(count, depth)
     return range(count) if placement == "shallowest" else range(depth - count, depth)
 
 
 def fusion_seams(adapters: nn.ModuleDict, depth: int) -> list[BlockSeams | None]:
-    """Return, for each of `depth` blocks, the `BlockSeams` that calls its adapter; None for a block without one.
+    """Return, for each of `depth` blocks, the `BlockSeams` that calls its adapter; None for a block without an adapter.
 
     Args:
         adapters: adapters by block index, as a string. They need token i of all frames at one image position.

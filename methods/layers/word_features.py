@@ -66,7 +66,7 @@ def frame_word_similarity(words: Tensor, frames: Tensor, chunk: int = CHUNK) -> 
         words: (Q, N, d), not necessarily normalized; zero rows are padding and are ignored. A caption without words
             scores 0 with every video.
         frames: (V, T, d), not necessarily normalized.
-        chunk: largest number of cosines in memory at a time; it does not change the result.
+        chunk: maximum number of cosines in memory at a time; it does not change the result.
 
     Returns:
         (Q, V) float32 in [-1, 1].

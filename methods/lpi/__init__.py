@@ -12,7 +12,7 @@ are the prompts of layer l = 0, 1, ... (methods/lpi/prompts.py):
 Prompts of previous tasks and CLIP never change. So the features of stored videos, and of captions that search videos of
 previous tasks, do not change either. Errors can only arise if an item is routed to the wrong task.
 
-The defaults are our reading, which differs from the released code (preset `released`):
+The defaults are our interpretation, which differs from the released code (preset `released`):
 
 - In the released code only P[0] is used, because its condition for deeper layers is never true, and P[1], P[2], ... are
   trained by L_align and L_task only. Here P[l] is added before block l (`depth`), as in deep prompting.

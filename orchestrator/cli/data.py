@@ -51,8 +51,8 @@ def add_streams(commands: Any) -> None:
         nargs="*",
         default=[],
         metavar="name=FILE",
-        help="files by name, e.g. split=MSRVTT_10_dataset.pkl; for csv and features also tasks=month|N|category, and "
-        "for features tasks=clusters:N; see docs/own-videos.md",
+        help="the importer's files and options, such as split=MSRVTT_10_dataset.pkl; csv and features also accept "
+        "tasks=month|N|category, and features accepts tasks=clusters:N; see docs/own-videos.md",
     )
     importer.add_argument(
         "--name",
@@ -186,7 +186,7 @@ def _streams_export(arguments: argparse.Namespace) -> str:
 
 
 def add_cache(commands: Any) -> None:
-    parser = commands.add_parser("cache", help="list, check, clean or fill the store; fetch weights")
+    parser = commands.add_parser("cache", help="list, check, clean or fill the store; download weights")
     add_execution_options(parser, folders=("runs", "store"))
     parser.set_defaults(run=_cache_list)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
@@ -229,7 +229,7 @@ def add_cache(commands: Any) -> None:
         add_execution_options(action, folders=("runs", "store"))
     weights = actions.add_parser(
         "weights",
-        help="fetch a backbone's weights into a folder, for a machine without a network",
+        help="download a backbone's weights into a folder, for a machine without a network",
         description="Writes the weights and their settings to a new folder. Copy the folder to the other "
         "machine, and set backbone.weights=FOLDER.",
     )

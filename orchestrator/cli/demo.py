@@ -29,5 +29,5 @@ def _demo(arguments: argparse.Namespace) -> str:
 
     text, page = demo(SMOKE, execution)
     if arguments.open and not webbrowser.open(page):
-        say("no browser was found; open the address yourself")
+        say("no browser was found; open the URL yourself")
     return text

@@ -139,7 +139,7 @@ def runs(place: Path) -> bool:
 
 
 def find(name: str | None) -> Path:
-    """Return the folder of the driver `name`. If `name` is None, prefer a running driver to the newest one.
+    """Return the folder of the driver `name`. If it is None, return the newest running one, else the newest one.
 
     Raises:
         ConfigError: if no driver is found.

@@ -23,7 +23,7 @@ SMOKE = {"optim.epochs": "1"}  # settings of --smoke
 def user_path(text: str) -> Path:
     """Expand `~` in a path, which a shell does not do in `--runs=~/runs`."""
     if re.match(r"\w+://", text):
-        raise argparse.ArgumentTypeError(f"is an address, not a path (got {text!r:.80}). Use a path on this machine.")
+        raise argparse.ArgumentTypeError(f"is a URL, not a path (got {text!r:.80}). Use a path on this machine.")
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
@@ -97,7 +97,10 @@ def add_execution_options(
         help="number of cluster nodes to wait for (default: %(default)s)",
     )
     group.add_argument(
-        "--local-cpus", type=int, metavar="N", help="logical CPUs of a cluster started on this machine (default: all)"
+        "--local-cpus",
+        type=int,
+        metavar="N",
+        help="number of logical CPUs of a cluster that is started on this machine (default: all)",
     )
     storage = os.environ.get("CTVR_STORAGE") or None
     group.add_argument(

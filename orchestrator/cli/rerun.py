@@ -56,7 +56,7 @@ def swept(arguments: argparse.Namespace) -> str:
 
 
 def with_page(text: str, name: str, execution: ExecutionConfig) -> str:
-    """Write the report of a finished sweep or rerun; return `text` with a line that has the path of the report."""
+    """Write the report of a finished sweep or rerun; add its path, or the reason for a failure, to `text`."""
     from ctvr.orchestrator.jobs.report import open_line
 
     try:

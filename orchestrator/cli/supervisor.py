@@ -42,7 +42,7 @@ ROOM = 500 * 10**6  # free bytes required to restart
 
 @dataclass
 class SupervisedCommand:
-    """A supervised command.
+    """A command that runs in a supervised child process, and the state of its supervision.
 
     Attributes:
         words: the command and its arguments.
@@ -99,7 +99,7 @@ class DriverExit:
 
     Attributes:
         status: the exit status for the user.
-        reported_status: the exit status that the driver wrote; None without one.
+        reported_status: the exit status that the driver wrote; None if it wrote none.
         why: the reason, for the user.
         is_unavailable: whether a store, disk or server did not respond but may respond later.
         is_final: whether another attempt would fail, too.

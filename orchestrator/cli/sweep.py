@@ -202,7 +202,8 @@ def _search_settings(arguments: argparse.Namespace, overrides: dict[str, Any]) -
             hint = suggest(unknown[0], OBJECTIVES)
             raise ConfigError(f"{unknown[0]!r} is none of {', '.join(OBJECTIVES)}.{hint}", "--objectives")
         if not words or len(set(words)) < len(words):
-            raise ConfigError(f"--objectives: {arguments.objectives!r} is not a list of names. Use each name once.")
+            fault = "a name is repeated" if words else "is an empty list"
+            raise ConfigError(fault, "--objectives", arguments.objectives, f"Use each of {', '.join(OBJECTIVES)} once.")
         metrics, modes = zip(*(OBJECTIVES[word] for word in words))
         search |= {"metric": ",".join(metrics), "mode": ",".join(modes)}
     for word in [word for word in overrides if word.startswith("search.")]:

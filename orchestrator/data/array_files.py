@@ -62,7 +62,7 @@ def check_npy(file: IO[bytes], size: int) -> None:
     if dtype.hasobject:
         raise ValueError("it holds pickled objects, not numbers; np.savez(FILE, **OBJECTS) writes arrays by name")
     if dtype.names is not None:
-        raise ValueError(f"it holds {dtype}, not numbers")
+        raise ValueError(f"it is a structured array with fields {', '.join(dtype.names)[:40]}; save one field alone")
     if any(n < 0 for n in shape) or file.tell() + math.prod(shape) * dtype.itemsize > size:
         raise ValueError(f"its header declares the shape {str(shape)[:60]}, but the file has {size} bytes")
     file.seek(0)
@@ -78,8 +78,8 @@ def read_npz(path: Path) -> Arrays | np.ndarray:
             for entry in entries:
                 name = entry.filename.removesuffix(".npy")
                 if name == entry.filename or name in found:
-                    what = "twice" if name in found else "which is not a .npy file"
-                    raise ValueError(f"it holds {entry.filename[:60]!r}, {what}")
+                    fault = "is in it twice" if name in found else "in it is not a .npy file"
+                    raise ValueError(f"{entry.filename[:60]!r} {fault}")
                 if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                     raise ValueError("its compression method differs from np.savez_compressed")
                 with archive.open(entry) as stream:
@@ -153,7 +153,7 @@ def read_tar(path: Path) -> Arrays:
             if not member.isreg() or member.issparse() or member.size > size:
                 raise ValueError(f"{member.name[:60]!r} is not a complete regular file in it")
             if key in (arrays if kind == "npy" else names):
-                raise ValueError(f"it holds {member.name[:60]!r} twice")
+                raise ValueError(f"{member.name[:60]!r} is in it twice")
             stream = archive.extractfile(member)
             assert stream is not None  # a regular file
             if kind == "npy":
@@ -181,7 +181,7 @@ def open_tar(file: IO[bytes]) -> tarfile.TarFile:
     file.seek(0)
     for mark, command in {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ\0": "unxz"}.items():
         if start.startswith(mark):
-            raise ValueError(f"it is compressed; {command} it first")
+            raise ValueError(f"it is compressed; decompress it with {command}")
     return tarfile.open(fileobj=file, mode="r:")
 
 
@@ -203,9 +203,9 @@ def check_tar_end(archive: tarfile.TarFile, file: IO[bytes]) -> None:
         if block.strip(b"\0"):
             raise ValueError(f"after byte {archive.offset} it is damaged, or another archive follows")
         if length > _PADDING:
-            raise ValueError(f"more than {_PADDING // MIB} MB of zeros follow byte {archive.offset}: fetch it again")
+            raise ValueError(f"more than {_PADDING // MIB} MB of zeros follow byte {archive.offset}; download it again")
     if length < tarfile.BLOCKSIZE:
-        raise ValueError("its end is missing: it was not closed, or not fetched completely")
+        raise ValueError("its end is missing: it was not closed, or not downloaded completely")
 
 
 def _key_of(member: str) -> tuple[str, str]:
@@ -311,7 +311,7 @@ def _stack_rows(name: str, found: list[tuple[int, np.ndarray]], has_rows: bool) 
         return found[0][1]
     rows = [row for row, _ in found]
     if len(set(rows)) < len(rows):
-        raise ValueError(f"{name[:60]!r} has row {max(rows, key=rows.count)} twice")
+        raise ValueError(f"{name[:60]!r} has two vectors with the value {max(rows, key=rows.count)} in the column row")
     if len({vector.shape for _, vector in found}) > 1:
         raise ValueError(f"{name[:60]!r} has vectors of different lengths")
     return np.stack([vector for _, vector in sorted(found, key=lambda each: each[0])])

@@ -81,7 +81,8 @@ def read_arrays(path: Path, join_ids: bool = True) -> Arrays | np.ndarray:
     except ConfigError:
         raise
     except Exception as error:  # five libraries with their own exception classes
-        raise ConfigError(f"cannot be read as arrays ({reason_of(error)})", path, remedy="Save it again.") from error
+        remedy = "Save it again (docs/vectors.md lists the formats)."
+        raise ConfigError(f"cannot be read as arrays ({reason_of(error)})", path, remedy=remedy) from error
 
 
 def _read_folder(folder: Path) -> Arrays:

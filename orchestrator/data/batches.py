@@ -41,7 +41,7 @@ class Queries:
 
     tokens: Tensor  # (Q, L)
     target: Tensor  # (Q,) int64, index of the caption's own video within its task
-    twin: Tensor  # (Q,) int64, index of the time-reversed twin within its task, -1 without one
+    twin: Tensor  # (Q,) int64, index of the time-reversed twin within its task, -1 for none
     names: tuple[str, ...] = ()  # "<video id>#<caption index>", for the stored ranks
     task: int = 0  # task index with which the method encodes these captions and videos
 
@@ -291,7 +291,7 @@ class StreamData:
             yield self.to_batch(videos, None)
 
     def queries(self, task: int, split: str) -> Queries:
-        """Return every caption of the task's videos as a query."""
+        """Return the captions of a task's videos in a split as queries."""
         items = self.stream.items(task, split)
         place = {item.video: row for row, item in enumerate(items)}
         captions = [(row, number, text) for row, item in enumerate(items) for number, text in enumerate(item.captions)]

@@ -46,7 +46,7 @@ class DataConfig:
     center: bool = setting(
         False,
         doc="whether to subtract from imported video and caption features their mean over the first task's training "
-        "pairs; for vectors with a large common part",
+        "pairs; for vectors with a large common component",
     )
     skip_missing: bool = setting(
         False, doc="whether to continue without missing or broken videos; a smaller gallery changes the metrics"

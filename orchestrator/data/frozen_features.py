@@ -3,7 +3,7 @@
 `Method.frozen_blocks` is the number of leading blocks that a method leaves unchanged, so that their output for a video
 does not change. The output is computed one video at a time, so that it does not depend on the content of the store. It
 is used only while training batches are not augmented. The first run that needs the output computes it, unless
-`ctvr cache build --features` has done so.
+`ctvr cache build --features` has computed it before.
 
 In addition to the frames of a video (`data.num_frames` x size x size x 3 bytes), the store contains the tokens that
 enter the next block (frames x tokens x width x 4 bytes). A video of 12 frames needs 1.8 MB for ViT-B/32, and 7.3 MB for

@@ -102,7 +102,7 @@ def unpickle(data: bytes, reader: type[PlainUnpickler], convert: Callable[[Any],
 
     Raises:
         RefusedPickle: if the pickle contains something that `reader` or `convert` does not allow.
-        ValueError: or another of BROKEN, if it is damaged.
+        ValueError: or another exception of BROKEN, if the pickle is damaged.
     """
     unpickler = reader(io.BytesIO(data), encoding="latin-1")
     value = unpickler.load()

@@ -57,7 +57,7 @@ class QuestionData(StreamData):
         return tuple(answer for answer, _ in counts.most_common())
 
     def questions(self, task: int, split: str) -> Questions:
-        """Return every question about the task's videos."""
+        """Return all questions about the videos of a split of a task."""
         items = self.stream.items(task, split)
         asked = [(row, *pair) for row, item in enumerate(items) for pair in zip(item.captions, item.answers)]
         return Questions(

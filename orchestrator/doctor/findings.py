@@ -13,7 +13,7 @@ SHOWN = 5  # maximum number of names in a finding
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report.
+    """Result of one check, a line of the report.
 
     Attributes:
         level: severity.

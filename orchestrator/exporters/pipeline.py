@@ -110,7 +110,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--prompt", default="{}", metavar="TEXT", help="text around each caption, such as 'a video of {}'")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     add("--device", default=device, metavar="NAME", help="device of torch (default: cuda, or cpu without a GPU)")
-    add("--skip-bad", action="store_true", help="leave out videos that cannot be read, and write a table without them")
+    add("--skip-bad", action="store_true", help="omit videos that cannot be read, and write a table without them")
 
 
 def _count(text: str) -> int:
@@ -122,7 +122,7 @@ def _count(text: str) -> int:
 def _check(options: argparse.Namespace, names: dict[tuple[str, Any], str]) -> None:
     """Refuse a table or options that would fail after the slow work."""
     if not names:
-        raise ConfigError("has a header and no rows", options.table, remedy="Add a row for each caption.")
+        raise ConfigError("has a header but no rows", options.table, remedy="Add a row for each caption.")
     if "{}" not in options.prompt:
         raise ConfigError("does not contain {}, where the caption goes", "--prompt", options.prompt, "Add {} to it.")
     for name in names.values():

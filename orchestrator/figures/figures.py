@@ -181,7 +181,7 @@ def draw_shares(shares: np.ndarray, title: str) -> Figure:
 
 @use_default_style
 def save(figure: Figure, to: Path | BinaryIO, form: str = "png") -> None:
-    """Write a figure as "png", "pdf" or "svg". The bytes depend only on what the figure shows."""
+    """Write a figure as "png", "pdf" or "svg", without the date, so that equal figures give equal bytes."""
     import matplotlib
 
     omitted = {"pdf": ("CreationDate", "Creator", "Producer"), "svg": ("Date", "Creator")}.get(form, ("Software",))

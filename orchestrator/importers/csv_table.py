@@ -78,7 +78,7 @@ def import_csv(
             )
         seen[key][1]["captions"] += captions
     if not rows:
-        raise ConfigError("has a header and no rows", table, remedy="Add a row for each caption.")
+        raise ConfigError("has a header but no rows", table, remedy="Add a row for each caption.")
     stem, names = name or (Path(out).stem if out else table.stem), ordered or in_order(tasks, table)
     manifest, report = builder.finish(stem, "ctvr", [tasks[task] for task in names], {}, [table])
     report += _describe_task_names(names)

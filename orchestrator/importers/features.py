@@ -40,7 +40,7 @@ def import_features(
             without a name or with one such as "features".
         texts: features of the captions, of a width d' of their own: caption -> (d',) or (L, d'), or one array (lines of
             the table, d') or (lines, L, d'). If None, a text tower encodes the captions.
-        out: file of the manifest; the arrays are in a numbered subfolder of the folder with its stem.
+        out: file of the manifest; the arrays are in a numbered subfolder of the folder `out` without its suffix.
         name: the name of the stream.
         rule: as in `import_csv`.
 
@@ -242,7 +242,7 @@ def _read_caption_features(table: Path, texts: Path) -> Arrays:
     """Return the features (L, d') of each distinct caption."""
     captions = [caption for _, _, found in read_table(table) for caption in found]
     if not captions:
-        raise ConfigError("has a header and no rows", table, remedy="Add a row for each caption.")
+        raise ConfigError("has a header but no rows", table, remedy="Add a row for each caption.")
     arrays = _rename_by_caption_id(table, texts, read_arrays(texts))
     found: Arrays = {}
     if isinstance(arrays, np.ndarray):

@@ -1,6 +1,6 @@
 """Importer of folders in Hugging Face's VideoFolder layout, such as those of `ctvr streams export --hf`.
 
-It has a folder for each split (a word of SPLIT_WORDS) with the videos and `metadata.jsonl` or `metadata.csv`:
+The layout has a folder for each split (a word of SPLIT_WORDS) with the videos and `metadata.jsonl` or `metadata.csv`:
 `file_name`, captions (`captions`, a list, or one in `caption` or `text`), `task`, and optionally `video_id`,
 `category`, `start`, `end`, `twin`. Several lines of one file are captions of one video. There may instead be one
 metadata file for all splits. A row's split is then its column `split`, or the folder of its video. An optional
@@ -47,8 +47,9 @@ def import_dataset(folder: Path, out: Path | None, name: str | None = None) -> t
     """Import a folder in the VideoFolder layout. The return value and errors are those of `import_msrvtt`.
 
     Tasks are in the order of `stream.json`. Without it they are ordered by number, or by first appearance. A folder
-    without column `task` is one task; one without `category` has one category per task. Videos inside shards are
-    written once, each into a file named by its digest, in a numbered subfolder of the folder with the manifest's stem.
+    without column `task` is one task; without `category` each task has one category. Videos inside shards are
+    written once, each into a file named by its digest. The files are in a numbered subfolder of the folder that is
+    next to the manifest and has its name without `.json`.
     """
     with ExitStack() as stack:
         return _import(Path(folder), out, name, stack)
@@ -233,7 +234,9 @@ def _captions(where: str, row: Row) -> list[Any]:
 def _answers(where: str, row: Row) -> list[Any]:
     found = row.get("answers") or []
     if not isinstance(found, list):
-        raise ConfigError("answers is not a list", where, str(found)[:40], "Use a list with one answer per question.")
+        raise ConfigError(
+            "column answers is not a list", where, str(found)[:40], "Use a list, one answer per question."
+        )
     return found
 
 
@@ -241,7 +244,7 @@ def _answers(where: str, row: Row) -> list[Any]:
 class _Collected:
     """Items collected from the rows so far. Rows of one file and segment are captions of one video.
 
-    An item's ID is its `video_id`, or without one the ID that `name_videos` returns.
+    An item's ID is its `video_id` if the row has one, otherwise the ID that `name_videos` returns.
     """
 
     about: dict[str, list[str]]  # name of a task -> its categories, from stream.json

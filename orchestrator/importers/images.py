@@ -65,7 +65,7 @@ def import_images(kind: str, folder: Path, out: Path, classes: int | None = None
         kind: one of BENCHMARKS.
         folder: for CIFAR, the folder of the "python version" (data_batch_1, test_batch; train, test) or the "binary
             version" (the same names with .bin); for Tiny-ImageNet, the folder with train/ and val/.
-        out: file of the manifest; the arrays of the classes are in a numbered subfolder of the folder with its stem.
+        out: file of the manifest; the arrays of the classes are in a numbered subfolder of `out` without its suffix.
         classes: seed of a random order of the classes in tasks; None keeps the order of their labels.
 
     The return value and errors are those of `import_msrvtt`.

@@ -63,7 +63,7 @@ def _arrow(file: Path) -> Iterator[dict[str, Any]]:
         end = _FILE if is_file else _END
         source.seek(source.size() - len(end))
         if source.read() != end:
-            raise ValueError("it is cut short")
+            raise ValueError("it is truncated")
         start = 8 if is_file else 0
         source.seek(start)
         _require_size(file, arrow_size.declared_bytes(source))

@@ -118,7 +118,7 @@ def _asked(
 def _remembered(
     run: RunRecord, stream: Stream, execution: ExecutionConfig, queries: Queries, names: Sequence[str]
 ) -> list[int]:
-    """Return the index of the video that the model ranks first for each named query; remembered."""
+    """Return the index of the video that the model ranks first for each named query; the result is cached."""
     store, key = execution.places().open_store(), run.tags.get("ctvr.commits") or run.tags.get("ctvr.result", "")
     numbers = range(1, len(stream.tasks) + 1)
     chain = [digest_of_commit(store.get_json("commits", f"{key}/task_{done:03d}")) for done in numbers]
@@ -130,7 +130,7 @@ def _remembered(
 
 
 def _with_picture(item: Item, files: VideoPlaces | None) -> Item:
-    """Return an item whose `path` is the file of its picture; of a video file it is unchanged."""
+    """Return an item whose `path` is the file of its picture; an item with a video file is returned unchanged."""
     if not item.path.endswith(".npy"):
         return item
     file, segment = picture_of(item, files)

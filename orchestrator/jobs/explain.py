@@ -153,7 +153,7 @@ def _require_single(prefix: str, keys: Sequence[str]) -> str:
 
 
 def _runs_of(key: str, tracker: Tracker | None) -> list[RunRecord]:
-    """Return the runs with this key, oldest first. Only in the store, a run with `--fresh` has a suffix in its key."""
+    """Return the runs with this key, oldest first. The store, unlike MLflow, adds a suffix to the key of `--fresh`."""
     if tracker is None or key.startswith("zero-"):
         return []
     return tracker.find_runs(tags={RESULT: key.partition("-")[0]})

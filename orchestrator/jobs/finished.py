@@ -105,7 +105,7 @@ OTHER_STREAMS = ("evaluation.also", "evaluation.distractors", "upgrade.stream") 
 
 
 def _machine() -> list[Any]:
-    """Return the facts that determine which device and vector instructions torch uses."""
+    """Return the properties of this machine that determine the device and the vector instructions that torch uses."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -166,7 +166,7 @@ def _writer(out: Path | None, num_frames: int) -> Callable[[Frames, str], bytes]
                 f"must be at most {_MOST_DRAWN} for a .png, got {num_frames}", "--num-frames", remedy="Use a .npz."
             )
     else:
-        raise ConfigError(f"must end in .npz or .png, got {printable(str(out))}.", "--out")
+        raise ConfigError(f"must end in .npz or .png, got {printable(str(out))}", "--out", remedy="Use frames.npz.")
     if out is not None and out.is_dir():
         raise ConfigError(f"{printable(str(out))} is a folder", "--out", remedy="Use a file.")
     if out is not None and not out.parent.is_dir():

@@ -65,9 +65,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Measured:
-    """Results of the measurement."""
+    """Results of `ctvr doctor --gpu`: times of training steps, and rates of reading and decoding."""
 
-    gpu: str  # name of the GPU; empty without one
+    gpu: str  # name of the GPU; "" if the machine has none
     model: str  # name of the backbone
     steps: tuple[Step, ...]
     store: float  # clips per second that are read
@@ -255,5 +255,5 @@ def _faster_steps(found: Measured) -> list[str]:
             f"data.batch_size={LARGER}, which changes the result"
         )
     if not found.gpu:
-        lines.append("a GPU makes steps faster; without one, a sweep runs one trial on each processor")
+        lines.append("a GPU makes steps faster; on CPUs, a sweep runs one trial on each processor")
     return lines or ["no setting was found that makes steps faster; a sweep runs one trial on each GPU"]

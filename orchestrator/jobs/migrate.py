@@ -201,8 +201,8 @@ def _orders(index: Index, items: Sample, queries: Measured, kind: str, past: Que
         items: sample of pairs of items.
         queries: measured queries, with their maps.
         kind: kind of the map that maps past queries to the old embedder.
-        past: past queries for the order by traffic. Without captions, every other past query counts, because the
-            others are measured.
+        past: past queries for the order by traffic. If they are not captions, only half of them determine the order,
+            because the other half is measured.
     """
     to_new = queries.index_maps[queries.rest]
     losses = 1 - (to_new.apply(items.checked_old) * items.checked_new).sum(dim=-1)

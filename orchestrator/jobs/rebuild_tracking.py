@@ -64,7 +64,7 @@ def _read_committed(execution: ExecutionConfig, tags: Mapping[str, Any]) -> dict
 
 
 def _store(execution: ExecutionConfig, sweep: str) -> Store:
-    """Open the user's store; without one, the store in the sweep's plan, or by default the store in the runs folder."""
+    """Open the store that the user gave, else the store in the sweep's plan, else the store in the runs folder."""
     if not execution.store and sweep and (execution.folder(sweep) / "plan.json").is_file():
         plan, kept = read_plan(execution.folder(sweep), sweep)
         require_given(sweep, kept, dict.fromkeys(set(OPTIONS.values()) - {"--store"}, "not used here"))

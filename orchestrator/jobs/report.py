@@ -151,7 +151,7 @@ def _facts(name: str, sweep: RunRecord | None, tracker: Tracker) -> list[tuple[s
 
 
 def _chosen(sweep: RunRecord, best: RunRecord) -> str:
-    """Return the searched settings of the best trial, after a colon; empty if the space is not recorded."""
+    """Return the searched settings of the best trial as `: name=value, ...`; "" if the space is not recorded."""
     values = {each.name: str(best.settings.get(each.name, "")) for each in _space(sweep, ())}
     words = [f"{name.removeprefix('method.')}={round_number(value)}" for name, value in values.items() if value]
     return f": {', '.join(words)}" if words else ""

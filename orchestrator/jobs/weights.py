@@ -19,7 +19,7 @@ from ctvr.orchestrator.output_dir import new_folder, require_new
 
 
 def carry_weights(name: str, tag: str, folder: Path | None = None) -> str:
-    """Fetch the weights of an open_clip tag, and write them to a new folder with the settings that belong to them.
+    """Download the weights of an open_clip tag, and write them to a new folder with the settings that belong to them.
 
     Args:
         name: architecture of open_clip.
@@ -27,7 +27,7 @@ def carry_weights(name: str, tag: str, folder: Path | None = None) -> str:
         folder: the new folder; if None, `NAME-TAG` in the current folder.
 
     Raises:
-        ConfigError: for an unknown name or tag, a folder that is not empty, or weights that cannot be fetched.
+        ConfigError: for an unknown name or tag, a folder that is not empty, or weights that cannot be downloaded.
     """
     try:
         if name in (*SHIPPED, *UMT, VECTORS):

@@ -18,7 +18,7 @@ _LONGEST = 255  # maximum number of characters of a literal that may be a path
 
 
 class Named(NamedTuple):
-    """Names in one source; the modules and files need not exist."""
+    """Modules and files that one source names; they need not exist."""
 
     modules: tuple[str, ...]  # modules, and attributes that may be modules
     computed: tuple[str, ...]  # packages of which any module may be imported; "" means the package of the source

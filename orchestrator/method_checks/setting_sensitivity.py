@@ -58,7 +58,7 @@ def _named(name: str, where: Mapping[str, Any]) -> str:
 
 
 def numbers_of(config: type) -> Iterator[str]:
-    """Yield the names of the settings that are numbers, or tuples of numbers."""
+    """Yield the names of the settings that are numbers or tuples of numbers, except those in BY_DATA."""
     hints = get_type_hints(config)
     found: dict[str, None] = {}
     for each in dataclasses.fields(config):

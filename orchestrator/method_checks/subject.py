@@ -41,7 +41,7 @@ OPTIM = OptimConfig(lr_scale=20.0)
 
 @dataclass(frozen=True)
 class Subject:
-    """A method with its settings."""
+    """A method to be checked, with its settings; `make` builds new instances."""
 
     experiment: Experiment
     embed_dim: int = EMBED_DIM  # d of the small backbone

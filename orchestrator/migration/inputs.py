@@ -130,7 +130,7 @@ def unit_rows(name: str, ids: list[str], arrays: list[np.ndarray] | np.ndarray) 
             others = int(is_bad.sum()) - 1
             count = f", as {others} others" if others else ""
             what = f"{ids[int(is_bad.argmax())][:60]!r} {what}{count}"
-            raise ConfigError(what, name, remedy="Compute it again, or leave the item out.")
+            raise ConfigError(what, name, remedy="Compute it again, or omit the item.")
     made /= lengths[:, None]
     return made
 

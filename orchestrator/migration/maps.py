@@ -55,7 +55,7 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """A fitted map.
+    """A fitted map between the vectors of two embedders.
 
     Attributes:
         kind: one of KINDS.

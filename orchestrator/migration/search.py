@@ -48,7 +48,7 @@ class Measured:
     Attributes:
         new: (Q, d') by the new embedder.
         old: (Q, d) by the old one; if None, "stay" and "both" are not measured.
-        target: (Q,) int64, the item that a caption describes, or the item that is the query; -1 without one.
+        target: (Q,) int64, the item that a caption describes, or the item that is the query; -1 for none.
         group: (Q,) int64; queries of one group are not independent draws.
         has_targets: captions have a target. Otherwise the new embedder's nearest neighbors are the reference.
         query_maps, index_maps: maps new -> old and old -> new by kind.
@@ -97,7 +97,7 @@ class Measured:
 
 
 def measure(index: Index, queries: Measured) -> dict[Way, Tensor]:
-    """Return what each way finds for each query.
+    """Return the search results of each way for each query.
 
     Returns:
         with targets: P(rank <= k) (Q, 3) for k of KS. Otherwise (Q, 1): the share of the new embedder's ten nearest
@@ -156,7 +156,10 @@ def _blocks(index: Index, queries: Measured) -> Iterator[tuple[slice, Way, Tenso
 
 
 def merge_nearest(known: tuple[Tensor, Tensor] | None, scores: Tensor, start: int) -> tuple[Tensor, Tensor]:
-    """Return values and items (Q, 10) of the highest scores, known or in a block (Q, B) that begins at item `start`."""
+    """Return values and item indices (Q, 10) of the highest scores, from `known` and a block of scores (Q, B).
+
+    The block begins at item `start`. If there are fewer than 10 scores of a query, all are returned.
+    """
     values, items = scores.topk(min(NEIGHBOURS, scores.shape[1]), dim=1)
     items = items + start
     if known is not None:

@@ -83,7 +83,7 @@ def _small(group: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """One way in the table.
+    """A row of the table: one way to switch embedders.
 
     Attributes:
         metrics: estimates of R@1, R@5 and R@10, or of overlap@10 alone.
@@ -98,7 +98,7 @@ class Row:
 
 
 def make_rows(found: dict[Way, Tensor], group: Tensor, items: int) -> list[Row]:
-    """Return a row for each way from what it found (`measure`).
+    """Return a row for each way, from its search results (`measure`).
 
     Args:
         group: (Q,) group of each query.

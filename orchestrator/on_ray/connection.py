@@ -93,7 +93,7 @@ def worker_environment(start_timeout: str = START_TIMEOUT_SECONDS, head: str = "
 def cluster(
     address: str | None = None, local_cpus: int | None = None, nodes: int = 1, plan: TrialPlan | None = None
 ) -> Iterator[None]:
-    """Connect to Ray for the length of a `with` block; use an existing connection and leave it open.
+    """Connect to Ray for the length of a `with` block; an existing connection is used and left open.
 
     Args:
         address, local_cpus: see `connect`.

@@ -65,7 +65,7 @@ def decode_on_nodes(
 def _decode(block: Columns, source: FrameSource, items: list[Item]) -> Columns:
     """Decode a block of videos into the store; runs on a node.
 
-    For each video, return the reason why it could not be decoded and the error of the store; "" if there is none.
+    Return for each video the reason why it could not be decoded, and the error of the store; "" for no error.
     """
     chosen = [items[index] for index in block["index"].tolist()]
     broken: Broken = []
@@ -116,7 +116,7 @@ def check_nodes(source: FrameSource, video: str | None = None) -> None:
         video: path of a video that every node must find; None skips this check.
 
     Raises:
-        ConfigError: if a node does not; the message names it.
+        ConfigError: if a node has another store or decoder version, or cannot read the videos; the message names it.
     """
     key = f"nodes-{secrets.token_hex(8)}"
     source.store.put_json(USES, key, {})

@@ -31,7 +31,7 @@ def leader_of(number: int, size: int, first: int) -> int:
 
 
 class GroupedSampler(optuna.samplers.BaseSampler):
-    """Samples like another sampler, except for the settings that a group shares.
+    """Sampler that samples as another one does, except for the settings that a group shares.
 
     Args:
         inner: sampler of independent settings.

@@ -119,7 +119,7 @@ def strip_credentials() -> None:
 def dedupe_actor_deaths() -> None:
     """Make Tune count each death of a trial's process as exactly one failure of that trial.
 
-    Tune 2.60 fails to do so in two cases, both caused by lack of memory. If a process is reused for another trial
+    Tune 2.60 does not in two cases, both caused by lack of memory. If a process is reused for another trial
     (`reuse_actors`) and dies before that trial starts, Tune counts the death twice, and the second count ends the
     trial regardless of remaining attempts. If Ray's memory monitor kills a process, Tune does not recognize the error
     as a death, and ends the search.

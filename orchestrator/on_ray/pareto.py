@@ -47,7 +47,7 @@ def fronts(points: Sequence[Losses]) -> list[int]:
 
 
 def best_first(points: Sequence[Losses]) -> list[int]:
-    """Return the indices of points from the best to the worst; equal points keep their order."""
+    """Return the indices of points sorted by front, then by descending crowding distance, then by losses."""
     front = fronts(points)
     spread = [0.0] * len(points)
     for number in set(front):

@@ -225,7 +225,7 @@ class TrialPlan:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run of a list. `label` is equal in every execution, so that complete runs are recognized."""
+    """One run of a list. `label` is the same in each execution of the list, so that complete runs are recognized."""
 
     label: str
     settings: Settings
@@ -237,7 +237,7 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """Counts of how a set of trials ended."""
+    """Outcome of a search: numbers of trials by state, its duration, and the tasks of its trials."""
 
     trials: int
     complete: int
@@ -261,7 +261,7 @@ class SearchOutcome:
 
 @dataclass(frozen=True)
 class Capacity:
-    """Resources of a cluster, and how many trials of a plan fit at once.
+    """Resources of a cluster, and the number of trials of a plan that fit at once.
 
     `by_processors`: number of trials that fit the CPUs and GPUs; 0 if the user gave a limit of trials.
     """

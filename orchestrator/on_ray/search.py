@@ -124,7 +124,7 @@ class PluginSearcher:
 
 
 def points_to_evaluate(space: SearchSpace, search: SearchConfig) -> list[dict[str, Any]]:
-    """Return the points to evaluate first: the recommended and the paper's settings, so that no search result is worse.
+    """Return the points to evaluate first: the recommended settings, and the paper's settings.
 
     They are followed by the fewest points that cover every value listed by the user. If these are more points than
     trials, the values are in random order, because in the listed order a search would try the first values only.

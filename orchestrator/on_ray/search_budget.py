@@ -56,7 +56,7 @@ def brackets_for(search: SearchConfig, trials: int, length: int, places: float) 
 
 
 def count_known(search: SearchConfig, number: int, later: int = 0, length: int = 1) -> int:
-    """Return n if trial `number` is proposed from the results of the trials 1 to n.
+    """Return the n for which trial `number` is proposed from the results of the trials 1 to n.
 
     Args:
         search: settings of the search.

@@ -9,7 +9,7 @@ number of a trial determines with which trials it is compared, and from which re
    its peers and itself; ties go to the earlier suggestion. pareto.py defines the order by several objectives. The
    first `bracket_size` trials (at most `search.lag`) are compared with each other.
 2. Trial k is proposed from the results at the first rung of all trials up to k - `search.lag`. Results after further
-   tasks count only for earlier trials (`count_known`). So the searcher also uses results of trials that still run.
+   tasks are used for fewer of these trials (`count_known`). So the searcher also uses results of trials that still run.
 
 Without `search.lag`, trials are proposed and compared in brackets of `bracket_size`. The trials of a bracket are
 compared with each other, and at least `min_survivors` of them continue. Bracket b is proposed from the brackets up to
@@ -264,11 +264,11 @@ class SuccessiveHalving:
         return None
 
     def _repeats(self, trial: HalvingTrial, other: HalvingTrial) -> bool:
-        """Return whether settings are equal, or `same_model` is true once the end of `other` is reported."""
+        """Return whether a trial repeats `other`: equal settings or, once the end of `other` is reported, one model."""
         return trial.settings == other.settings or (other.number <= self._passed[-1] and same_model(trial, other))
 
     def _tell_all(self, known: list[int]) -> None:
-        """Pass results to the searcher, by stage and trial; `known[i]` is the number of trials whose stage i counts."""
+        """Pass the results of stage i of the first `known[i]` trials to the searcher, stage by stage."""
         for stage, (end, task) in enumerate(zip(known, self.stages)):
             for trial in self.trials[self._passed[stage] : end]:
                 self._tell(trial, task)

@@ -1,7 +1,7 @@
 """Execution of trials with several workers, each trial as one Ray Train run.
 
-The training loop and its commits do not depend on Ray. Only workers import the training code, because the trial driver
-and Ray Train's controller, which load this file, too, start faster without this code and torch.
+The training loop and its commits do not depend on Ray. Only workers import the training code. The trial driver and Ray
+Train's controller, which also load this file, start faster without the training code and torch.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class LostQuery:
     """One query that was found first after its own task, but not after the last one."""
 
     text: str
-    item: Item  # video of the query; `path` and `segment` of both items belong to the picture, "" without one
+    item: Item  # video of the query; `path` and `segment` of both items belong to the picture, "" without a picture
     task: int  # 0-based task of the query
     now: float  # mean rank of its video after the last task
     winner: Item  # the video that is first now

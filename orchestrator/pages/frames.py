@@ -94,7 +94,7 @@ def merged_patches(frames: np.ndarray, tokens: np.ndarray, rows: int) -> np.ndar
 
 
 def encode_pictures(pictures: Sequence[Image.Image], form: str) -> bytes:
-    """Encode pictures, one below the other, as "png" or "pdf". The bytes depend only on the pictures."""
+    """Encode pictures, one below the other, as "png" or "pdf", without the date: equal pictures give equal bytes."""
     width, height = max(each.width for each in pictures), sum(each.height for each in pictures)
     whole, top = Image.new("RGB", (width, height), "white"), 0
     for each in pictures:

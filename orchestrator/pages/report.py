@@ -19,7 +19,7 @@ from ctvr.orchestrator.tables.table import Column, Row, Table, cell, number
 MAIN = ("r1", "bwf", "fr", "accuracy", "forgetting")  # keys of the columns that a narrow screen shows first
 ARROWS = {"up": " \N{UPWARDS ARROW}", "down": " \N{DOWNWARDS ARROW}", "": ""}
 MEANINGS = {  # beginning of a column's title -> meaning with its unit
-    "R@": "R@k: percent of captions whose own video is among the first k; a tie has its chance",
+    "R@": "R@k: percent of captions whose own video is among the first k; a tie counts by its expected value",
     "MedR": "MedR, MeanR: median and mean rank",
     "BWF": "BWF: backward forgetting, points of R@1 that earlier tasks have lost in their own galleries",
     "Params": "Params (M): millions of trained parameters",

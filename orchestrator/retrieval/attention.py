@@ -46,7 +46,7 @@ class AttentionMaps(PatchMaps):
 
 @dataclass(frozen=True)
 class Merges(PatchMaps):
-    """Patches of a video with equal token indices were merged into one token."""
+    """Token index of each patch; patches of a video with equal indices were merged into one token."""
 
     tokens: Tensor  # (V, T, P) int64
 
@@ -193,7 +193,7 @@ def _class_row(q: Tensor, k: Tensor) -> Tensor:
 def _tower(model: Model) -> VisionTower:
     tower = next((each for each in model.trained.method.modules() if isinstance(each, VisionTower)), None)
     if tower is None or tower.takes_features or not isinstance(getattr(tower, "conv1", None), nn.Module):
-        raise ConfigError(f"{model.method} has no vision tower with patches here.", "plot")
+        raise ConfigError(f"{model.method} has no vision tower that embeds patches of frames", "plot")
     return tower
 
 

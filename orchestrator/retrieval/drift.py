@@ -28,7 +28,7 @@ class Drift:
 
 
 def text_drift(states: Iterable[Model], number: int) -> Drift:
-    """Return the positions of the first task's queries in a run's models after each task, and of the last task's.
+    """Return positions of the first task's queries in a run's models after each task, and of the last task's queries.
 
     A query is the first caption of a video, encoded for its own task's videos. If a method keeps several vectors per
     caption, they are concatenated.

@@ -9,7 +9,7 @@ from ctvr.orchestrator.video.thumbnails import captioned_strips
 
 @dataclass(frozen=True)
 class Hit:
-    """One retrieved video. `rank` 1 matches best; `score` is the method's similarity, a cosine for most.
+    """One retrieved video. `rank` 1 matches best; `score` is the method's similarity, for most methods a cosine.
 
     `path` is empty if only features of the video are here.
     """

@@ -69,7 +69,7 @@ class Model:
         store: keeps decoded frames, so that a video is decoded once.
         stream: the stream of its training; None if it is not available.
         run: name of the run that trained it; empty for a folder. `name` may refer to another run later.
-        places: index of the folder from which images of the videos of a stream of features are taken.
+        places: index of the folder with the videos of a stream of features; images of hits are taken from them.
     """
 
     name: str

@@ -5,7 +5,7 @@
     mteb.evaluate(model, mteb.get_tasks(["MSVDT2VRetrieval"]))
 
 The methods are those of mteb's `EncoderProtocol` (2.26). mteb itself is needed only for `mteb_model_meta`. Final
-normalization over the whole matrix (dual softmax) is left out, because MTEB requests similarities in parts; a method
+normalization over the whole matrix (dual softmax) is omitted, because MTEB requests similarities in parts; a method
 that prompts by task encodes texts for its last one.
 
 Shapes: N inputs, T frames of a video, d joint embedding.

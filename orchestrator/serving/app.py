@@ -150,7 +150,7 @@ async def _refuse_arguments(request: Request, error: Exception) -> AsciiJSON:
 async def _refuse_address(request: Request, error: Exception) -> AsciiJSON:
     assert isinstance(error, StarletteHTTPException)
     texts = {
-        404: "no such address. Use /, /search, /health or /thumbnail/ID.",
+        404: "no such path. Use /, /search, /health or /thumbnail/ID.",
         405: "this service only reads. Use GET.",
     }
     known = isinstance(error, HTTPException) and error.status_code == 404

@@ -1,4 +1,4 @@
-"""Access control: every request needs the token or, on loopback without one, a Host header of this machine."""
+"""Access control: every request needs the token or, on loopback without a token, a Host header of this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HEADERS = {  # headers of every response; the page adds its own Content-Security
 
 
 def read_token(host: str, file: Path | None) -> str:
-    """Return the token of a file, or without a file of the environment; "" if none is needed or given.
+    """Return the token in `file` or, if no file is given, in the environment; "" if none is needed or given.
 
     Raises:
         ConfigError: if the token is too short, or is missing although other machines can reach the host.
@@ -62,7 +62,7 @@ def read_token(host: str, file: Path | None) -> str:
 
 
 class Gate:
-    """ASGI middleware that refuses requests without the token (401) or, without one, for other hosts (400)."""
+    """ASGI middleware that refuses requests without the token (401) or, if there is no token, for other hosts (400)."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self.app, self.token = app, hashlib.sha256(token.encode()).digest() if token else b""
@@ -88,7 +88,7 @@ class Gate:
         host = _HOST.fullmatch(headers.get("host", ""))
         if host is not None and is_loopback(host[1] or host[2]):
             return None
-        return JSONResponse({"error": "Host: is not this machine. Open the address that ctvr serve printed."}, 400)
+        return JSONResponse({"error": "Host: is not this machine. Open the URL that ctvr serve printed."}, 400)
 
 
 def _parse_token(authorization: str) -> bytes:

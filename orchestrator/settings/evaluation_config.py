@@ -43,8 +43,8 @@ class EvaluationConfig:
     own_gallery: Literal["alone", "cut"] = setting(
         "alone",
         doc="captions and videos over which scores in a task's own gallery are normalized (z-scores, Dual Softmax, "
-        "re-ranking). alone: those of the task; cut: those of all tasks so far, so that BWF also changes with the "
-        "gallery (StructAlign's release)",
+        "re-ranking). alone: of the task only; cut: of all tasks so far, so that BWF also changes with the gallery "
+        "(StructAlign's release)",
     )
     oracle_task: bool = setting(
         False,
@@ -89,10 +89,10 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         require(self, ">= 1", "batch_size", "query_chunk", "knn_k")
         require(self, "in (0, 1]", "knn_share", hint="Use 0.02, or none for `knn_k`.")
-        if self.patience is not None and (self.patience < 1 or self.select == "last"):
+        require(self, ">= 1", "patience", hint="Use none to train all epochs.")
+        if self.patience is not None and self.select == "last":
             raise SettingError(
-                f"<patience> counts epochs without improvement (>= 1, got {self.patience}), which "
-                "<select>=last does not measure",
+                f"<patience>={self.patience} counts epochs without improvement, which <select>=last does not measure",
                 "Use <select>=best, or <patience>=none.",
             )
         if wrong := [share for share in self.reencode if not 0 <= share <= 100]:

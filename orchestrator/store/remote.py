@@ -186,7 +186,8 @@ def _connect(uri: str, is_probe: bool = False) -> Any:
         return _MEMORY.setdefault(rest, MemoryStore())
     bucket, _, prefix = rest.partition("/")
     if "@" in rest or "?" in rest:
-        raise ConfigError("an s3:// address has a bucket and a prefix only; keys belong in AWS_* variables.", "store")
+        fault = "an s3:// URL has only a bucket and a prefix"
+        raise ConfigError(fault, "store", remedy="Use s3://BUCKET/PREFIX, and set the keys in AWS_* variables.")
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,62}", bucket):
         raise ConfigError(f"{bucket!r} is not a bucket name", f"store {uri}", remedy="Use s3://BUCKET/PREFIX.")
     environment = os.environ

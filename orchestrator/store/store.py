@@ -85,7 +85,7 @@ class Store:
             files.open()
             return cls(str(root), files, None)
         if scheme not in ("s3", "memory"):
-            raise ConfigError(f"{redact(uri)!r} is not a known kind of address", "store", remedy=_PLACES)
+            raise ConfigError(f"{redact(uri)!r} is a URL that the store does not support", "store", remedy=_PLACES)
         remote = RemoteObjects(uri)
         if is_new:
             remote.open()

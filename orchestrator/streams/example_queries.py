@@ -15,7 +15,7 @@ def example_queries(stream: Stream, ranks: Mapping[str, Rank], count: int = 1) -
 
     Args:
         ranks: query (`VIDEO#NUMBER`) -> its rank after the model's last task.
-        count: the largest number of captions; they have different categories if the stream has enough of them.
+        count: maximum number of captions; they have different categories if the stream has enough categories.
     """
     found = [
         (len(caption), caption, item)

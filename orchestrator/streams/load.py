@@ -150,7 +150,7 @@ def _manifest_of_others(point: EntryPoint) -> Path:
 
 
 def available_streams(root: Path) -> list[str]:
-    """Return the names that `load_stream` accepts: the embedded streams, then the manifests of `<root>/streams`."""
+    """Return names of streams, without suffixes: the embedded streams, then the manifests of `<root>/streams`."""
     found = sorted(path.stem for path in (Path(root) / "streams").glob("*.json"))
     return [*RENDERED, *sorted({*found, *plugins()} - set(RENDERED))]
 

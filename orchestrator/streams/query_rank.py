@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Rank(NamedTuple):
-    """Counts of the candidates around a query's match. Equal scores are ordered at random."""
+    """Rank of a query's match, as counts of candidates with better and with equal scores, which are in random order."""
 
     better: int  # candidates with a higher score
     equal: int  # other candidates with the same score

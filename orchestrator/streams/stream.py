@@ -26,7 +26,7 @@ SPLITS = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class Item:
-    """One video of one split of one task. `segment` is in seconds; `path` is a file or a folder of frames.
+    """A video in a split of a task. `segment` is in seconds; `path` is a file or a folder of frames.
 
     In a stream of images, an item is all images of a class in a split, in one array, without captions. In a stream of
     questions, the captions are questions, and each has an answer.
@@ -65,7 +65,7 @@ class Stream:
     name: str
     tasks: tuple[StreamTask, ...]
     protocol: str  # a name in protocol_names.py
-    has_val: bool  # whether every task has a validation split; without one, selection uses test videos
+    has_val: bool  # whether every task has a validation split; otherwise selection uses test videos
     settings: dict[str, Any] = field(default_factory=dict)  # recommended dotted settings
     paper: str | None = None  # the published table that this stream is compared with
     dropped: int = 0  # videos removed by `drop_videos`
@@ -247,8 +247,8 @@ class Stream:
         """Return the stream with boundaries that the method does not know: it sees `count` chunks as tasks.
 
         The training videos arrive task by task, within a task in a pseudo-random order given by their IDs, and are cut
-        into chunks of equal size. A chunk is learned in the task in which its last video arrives. Searched videos do
-        not move. The result is not a published benchmark, so `paper` is dropped.
+        into chunks whose sizes differ by at most one. A chunk is learned in the task in which its last video arrives.
+        Searched videos do not move. The result is not a published benchmark, so `paper` is dropped.
 
         Raises:
             ConfigError: for a stream without captions, and if no chunk is complete at the end of the first task.
@@ -274,12 +274,12 @@ class Stream:
         """
         name, arrived = f"{self.name}_drift{longest}", self._arrived(f"_drift{longest}")
         first = len(self.tasks[0].train)
+        if first < LEAST:
+            fault = f"{name}: the first task has {first} videos, but a chunk must have at least {LEAST}"
+            raise ConfigError(fault, "stream", remedy=f"Omit _drift{longest}.")
         if not LEAST <= longest <= first:
-            raise ConfigError(
-                f"stream: {name}: the number after _drift is the most videos of a chunk, at least {LEAST} and "
-                f"at most the {first} of the first task. "
-                + (f"Use {self.name}_drift{first}." if first >= LEAST else f"Omit _drift{longest}.")
-            )
+            fault = f"{name}: _drift takes the maximum number of videos per chunk, {LEAST} to {first}"
+            raise ConfigError(fault, "stream", remedy=f"Use {self.name}_drift{first}.")
         captions = [self.tasks[place].train[row].captions for place, row in arrived]
         return self._cut(name, arrived, chunk_ends(captions, longest))
 

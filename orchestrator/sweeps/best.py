@@ -89,7 +89,7 @@ def _beats(tracker: Tracker, chosen: RunRecord, holder: RunRecord, complete: Seq
 
 
 def evidence(run: RunRecord, complete: Sequence[RunRecord]) -> list[RunRecord]:
-    """Return the runs that selected a run's settings: a confirmation's runs, or trials and validation runs.
+    """Return the runs by which a run's settings were selected: a confirmation's, else trials and validation runs.
 
     A confirmation is preferred because its seeds are new; a trial's seed was selected together with its settings.
     """

@@ -106,7 +106,8 @@ def judge_claim(
     if claim.column == "forgetting" and (still := [name for name in names if cannot_forget(rows[name][0])]):
         return replace(refused, why=f"{still[0]} cannot forget: neither its captions nor the stored videos change")
     if not claim.at_most and is_near_chance(than, ranks, main):
-        return replace(refused, why=f"R@1 of {names[1]} is {_mean(than, main):.2f}, which is within noise of chance")
+        near = f"{_mean(than, main):.2f}, which is not distinguishable from chance"
+        return replace(refused, why=f"R@1 of {names[1]} is {near}")
     compared = {row[0].run_id, than[0].run_id}
     page = {runs[0].run_id: runs for runs in rows.values() if runs and runs[0].run_id not in compared}
     (difference,) = compare(than, [row], ranks, (metric, "max"), list(page.values()))
@@ -163,8 +164,9 @@ def _cause(result: Result, table: ClaimTable, folder: Path) -> str:
                 continue
             for each in other["claims"]:
                 if each["claim"]["claim"] == result.claim.claim and each["verdict"] not in {result.verdict, "not run"}:
-                    without = [*(f"{name}={value}" for name, value in cause.settings.items()), cause.stream]
-                    return f"{cause.cause}. With {' '.join(filter(None, without))}: {each['verdict']}, {each['shown']}"
+                    parts = [*(f"{name}={value}" for name, value in cause.settings.items()), cause.stream]
+                    without = " ".join(filter(None, parts))
+                    return f"{cause.cause}. With {without} the verdict is {each['verdict']!r} ({each['shown']})"
     return ""
 
 

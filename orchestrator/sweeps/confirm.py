@@ -2,7 +2,7 @@
 
 The best of many trials is subject to selection bias, because it ran with one seed on the videos that selected it. So
 the best trials and the recommended settings run again on *validation* videos, over seeds that neither the trials nor
-the rerun on test videos use. The recommended settings are kept unless a trial is better (comparison.py).
+the rerun on test videos use. The recommended settings are kept unless a trial is significantly better.
 
 The result is stored in MLflow (tags `ctvr.confirmation` of the sweep, `ctvr.confirms` and `ctvr.candidate` of the
 runs), where `ctvr rerun` reads it.
@@ -42,7 +42,7 @@ from ctvr.orchestrator.tracking.tracker import Tracker
 
 @dataclass(frozen=True)
 class Candidate:
-    """A candidate of a confirmation, which is the recommended settings or a trial."""
+    """Candidate of a confirmation: the recommended settings, or a trial."""
 
     sweep: str
     name: str  # RECOMMENDED, or the trial's name

@@ -207,7 +207,10 @@ def confirm_front(
 def _differs(
     base: Sequence[RunRecord], other: Sequence[RunRecord], metric: str, ranks: Mapping[str, Ranks], gain: float
 ) -> bool:
-    """Return whether `other` is significantly better than `base` in a metric by `gain`; costs do not vary."""
+    """Return whether the observed `gain` of `other` over `base` in a metric is positive and significant.
+
+    Costs do not depend on the seed, so a positive gain in a cost is not tested.
+    """
     if gain <= 0:
         return False
     return metric.startswith(COSTS) or compare(base, [other], ranks, (metric, "max"))[0].p < LEVEL

@@ -107,7 +107,7 @@ def read_request(file: Path, kept: Mapping[str, Any]) -> SweepRequest:
 
 @dataclass(frozen=True)
 class PlannedRow:
-    """A checked row."""
+    """A row of a sweep whose settings were checked, with its experiment and its search."""
 
     row: TableRow
     experiment: Experiment  # settings that all trials share; for an unsearched row, the settings of its rerun

@@ -220,8 +220,9 @@ def rerun(
         ConfigError: for an argument out of range, or a sweep or baseline that cannot be rerun.
         RunsFailed: if runs failed; the message has the table of the others.
     """
-    if top < 1 or seeds < 1:
-        raise ConfigError(f"--top and --seeds must be >= 1, got {top} and {seeds}.")
+    for option, value in (("--top", top), ("--seeds", seeds)):
+        if value < 1:
+            raise ConfigError("must be >= 1", option, value)
     tracker = execution.existing_tracker(writes=True)
     check_machine(execution, sweep_name)
     winners = best_trials(tracker, sweep_name, None)

@@ -103,7 +103,8 @@ def preset_text(name: str, preset: str) -> str:
     same = [f"{key}={chosen[key]}" for key in values if key not in differing]
     lines += ["", "set, with the recommended value: " + ", ".join(same)] if same else []
     if isinstance(values, Recipe) and values.ours:
-        lines += ["", "not stated by the release, so ours: " + ", ".join(f"{key}={chosen[key]}" for key in values.ours)]
+        own = ", ".join(f"{key}={chosen[key]}" for key in values.ours)
+        lines += ["", f"not stated by the release, so chosen here: {own}"]
     if isinstance(values, Recipe) and values.left_out:
         lines += ["", "options of the command without a counterpart here", *(f"  {text}" for text in values.left_out)]
     return "\n".join(lines)

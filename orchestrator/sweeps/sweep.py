@@ -1,4 +1,6 @@
-"""Execution of sweeps: searches of rows with one budget and metric, confirmation of winners, and rerun over seeds.
+"""Execution of sweeps: hyperparameter searches of table rows, confirmation of winners, and reruns over seeds.
+
+The searches of all rows have the same budget and metric.
 
 A search of one method, `NAME`, is an MLflow parent run with one child per trial; its rerun includes the baselines. A
 table `NAME` is a parent run, a search `NAME-ROW` for each searched row, and the rerun `NAME-final-...` of all rows.

@@ -102,7 +102,7 @@ def _recipe(run: RunRecord, entry: Verified) -> str:
     pairs = {name: (as_text(run.settings[name]), as_text(value)) for name, value in known.items()}
     found = [f"{name} {ours} ({entry.preset} {its})" for name, (ours, its) in pairs.items() if not is_equal(ours, its)]
     own = [f"{name} {as_text(run.settings[name])}" for name in recipe["ours"] if name in run.settings]
-    ours = f"; ours, because it does not state them: {', '.join(own)}" if own else ""
+    ours = f"; chosen by us, because the release does not state them: {', '.join(own)}" if own else ""
     whose = "" if _repository(recipe["release"]) == _repository(entry.source) else f" of {recipe['release']}"
     if not found:
         return f"recipe: preset {entry.preset}{whose}{ours}"

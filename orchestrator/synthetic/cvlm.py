@@ -177,7 +177,7 @@ DATA_SETS: tuple[DataSet, ...] = (
 
 @dataclass(frozen=True)
 class Shot:
-    """One clip of a data set: all parameters that determine its pixels."""
+    """Description of a clip of a data set; with direction, number and size of frames, it determines the pixels."""
 
     data_set: int
     action: int

@@ -208,7 +208,10 @@ class Motion:
     reverses: bool = False
 
     def clock(self, frames: int, backward: bool) -> Array:
-        """Return the time (T,) of each frame: an exact reversal, or the motion followed by its end state."""
+        """Return the time (T,) of each frame, from 0 to 1, or from 1 to 0 if `backward`.
+
+        If the motion does not reverse (`reverses`), it stops early: the last frames, a share REST, show its last state.
+        """
         u = np.linspace(0, 1, frames)
         if self.reverses:
             return u[::-1] if backward else u

@@ -86,7 +86,7 @@ CATEGORIES: tuple[Category, ...] = (
 
 @dataclass(frozen=True)
 class Scene:
-    """One event, forward or backward: all parameters that determine its pixels and captions."""
+    """Description of a clip with one event; with direction, number and size of frames, it determines the pixels."""
 
     category: int
     main: Thing
@@ -121,7 +121,7 @@ def palette(category: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 @cache
 def vocabulary(category: int) -> Mapping[str, str]:
-    """Return shape -> this category's noun for it: two unique ones and three shared ones."""
+    """Return shape -> this category's noun for it: two unique nouns and three shared ones."""
     nouns = {shape: noun for noun, shape in CATEGORIES[category].nouns.items()}
     shared = np.random.default_rng(3000 + category).permutation(list(SHARED_NOUNS))
     unnamed = [shape for shape in palette(category)[1] if shape not in nouns]

@@ -6,7 +6,7 @@ The data are in `claims.json` in this folder:
      "claims": [{"claim": "framefusion-ffa", "paper": "framefusion", "place": "Table 2", "says": "FFA adds R@1",
                  "table": "ctvr-table2", "row": "framefusion_moe", "than": "framefusion_moe:no-ffa",
                  "column": "r1", "better": "higher", "effect": 9.14}],
-     "causes": [{"claims": ["tempme-gmacs"], "cause": "two frames", "settings": {"data.num_frames": "4"}}]}
+     "causes": [{"claims": ["tempme-gmacs"], "cause": "only two frames ...", "settings": {"data.num_frames": "4"}}]}
 
 `row` and `than` are rows of the table preset `table`; `than` is the base row. `effect` is the smallest effect that the
 paper asserts, in percent of the base row's value (for forgetting: of the base row's R@1). It is the smallest printed
@@ -52,7 +52,7 @@ MAIN = {"ctvr": "r1", "cvlm": "r1", "ucl": "accuracy"}  # protocol -> the column
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One claim: two rows of a table, a column, and the direction and size of the difference."""
+    """A claim of a paper: that `row` differs from `than` in a column, in a direction and by a size."""
 
     claim: str
     paper: str
@@ -89,7 +89,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Result:
-    """The verdict on a claim, and the improvement, which is positive if the difference has the claimed direction."""
+    """Result of the test of a claim. The improvement is positive if the difference has the claimed direction."""
 
     claim: Claim
     verdict: Verdict

@@ -17,15 +17,15 @@ RULE = (
     "Asserts: effect in percent of the base row's value in the paper (forgetting: of its R@1), and in points of our "
     "base row. Improvement: difference between the two rows, positive in the claimed direction, with its 95 % interval "
     "over test videos and seeds (columns other than R@1: over seeds only), p, and q over all claims of this page "
-    "(Benjamini and Hochberg). Holds: the interval lies above 0, or above minus the margin. Smaller than asserted: it "
-    "lies below the asserted effect, but not below 0. Contradicted: it lies below 0, or below minus the margin. "
-    "Undecided: all other cases. Not judged: R@1 of the base row is within noise of chance, or a row cannot forget by "
-    "construction. Could be seen: the effect that this comparison detects in 4 of 5 cases. Intervals are not corrected "
-    "for the number of claims, q is."
+    "(Benjamini and Hochberg); for a cost, its ratio to that of the base row. Holds: the interval lies above 0, or "
+    "above minus the margin. Smaller than asserted: the interval lies below the asserted effect, but not below 0. "
+    "Contradicted: the interval lies below 0, or below minus the margin. Undecided: all other cases. Not judged: R@1 "
+    "of the base row is not distinguishable from chance, or a row cannot forget by construction. Could be seen: the "
+    "effect that this comparison detects in 4 of 5 cases. q is corrected for the number of claims; intervals are not."
 )
 TUNING = (
     "Every row has the recommended settings of its method for this stream. None was tuned again for its claims, and a "
-    "table states how many trials chose them."
+    "table states the number of trials that chose them."
 )
 TITLES = ("claim", "paper", "says", "asserts", "improvement", "could be seen", "verdict")
 
@@ -91,7 +91,8 @@ def _causes(results: Sequence[Result]) -> list[str]:
     failed = [result for result in results if result.verdict in FAILED]
     lines = [f"{result.claim.claim}: {result.cause}" for result in failed if result.cause]
     rest = [result.claim.claim for result in failed if not result.cause]
-    return lines + [f"not explained, since no run without a cause changes the verdict: {', '.join(rest)}"] * bool(rest)
+    said = "no cause was found, because no run without a possible cause has another verdict"
+    return lines + [f"{said}: {', '.join(rest)}"] * bool(rest)
 
 
 def to_json(results: Sequence[Result], stream: str, settings: Mapping[str, Any]) -> str:

@@ -91,7 +91,7 @@ def training(runs: Sequence[RunRecord]) -> dict[str, tuple[tuple[int, float, flo
 
 
 def untrained_row(table: Table) -> Row | None:
-    """Return the row of zero-shot CLIP, or None without one. The control row `zero_shot:chance` does not count."""
+    """Return the row of zero-shot CLIP, or None if there is none. The control row `zero_shot:chance` does not count."""
     rows = [row for row in table.rows if row.method == "zero_shot"]
     return next((row for row in rows if row.settings.get("method.is_chance", "").lower() != "true"), None)
 

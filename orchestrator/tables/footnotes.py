@@ -86,9 +86,9 @@ def access_of(run: RunRecord) -> str:
 
 
 def has_access(run: RunRecord, fact: str) -> bool:
-    """Return whether `is_joint`, `keeps_videos` or `trains_on_searched` of `Experiment` is true of a run.
+    """Return the value of `fact` for a run: `is_joint`, `keeps_videos` or `trains_on_searched` of `Experiment`.
 
-    Runs record these facts in tags. For older records of built-in methods, they follow from the settings.
+    Runs record these values in tags. For older records of built-in methods, they follow from the settings.
     """
     if said := run.tags.get(f"ctvr.{fact}"):
         return said == "true"
@@ -101,7 +101,7 @@ def has_access(run: RunRecord, fact: str) -> bool:
 def _has_access(run: RunRecord, fact: str, group: str, name: str, of_base: bool = False) -> bool:
     """Return whether `fact` is true of method `name` with the settings of `group`, or with its defaults.
 
-    The defaults are used if the settings are not valid in this version. `of_base` is the fact about the base method.
+    The defaults are used if the settings are not valid in this version. `of_base` is the value of the base method.
     """
     cls = find_method(name)
     config: Any = cls.Config()

@@ -143,7 +143,7 @@ def with_gap_intervals(rows: Sequence[Row], ranks: Mapping[str, Ranks]) -> list[
 
 
 def _aged(row: Row, ranks: Mapping[str, Ranks]) -> list[Ranks]:
-    """Return the ranks of the runs of a row, or [] if a run lacks those of the stored or of the re-encoded index."""
+    """Return the ranks of the runs of a row, or [] if a run lacks ranks of the stored or of the re-encoded index."""
     runs = [ranks[run] for run in row.runs if run in ranks]
     if any(run.counts_ties_as_misses for run in runs):  # these ranks would give another gap than the recorded R@1
         return []

@@ -150,7 +150,7 @@ def paired_changes(
 
 
 def _points(chances: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Return the contribution (S, Q) of each query to R@1, in percent: 100 times its chance.
+    """Return the contribution (S, Q) of each query to R@1 in percent: 100 times the probability of a first rank.
 
     Raises:
         ValueError: if a chance is not within 0 and 1.

@@ -45,9 +45,10 @@ def combined(
 
 @dataclass(frozen=True)
 class Family:
-    """Comparisons of `rows` - 1 rows with one row, the best by the same data (`is_chosen`) or selected in advance.
+    """Comparisons of one row of a table with the `rows` - 1 other rows.
 
-    If it was selected in advance, p and interval apply to the best of the other rows.
+    If `is_chosen`, the row was chosen because it is the best by the same data. Otherwise it was selected in advance,
+    and p and interval apply to the best of the other rows.
     """
 
     rows: int = 2
@@ -98,7 +99,7 @@ class Family:
 
 @lru_cache(maxsize=64)
 def _largest(rows: int, is_chosen: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return points and weights of the distribution of a difference between `rows` standard normal values, / sqrt(2).
+    """Return points and weights of the distribution of a difference of `rows` standard normal values over sqrt(2).
 
     If `is_chosen`, the difference is the range of the values. Otherwise it is the absolute difference between one value
     and the largest of the others.

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def q_values(p: Sequence[float]) -> list[float]:
-    """Return the q-value of each test: the smallest false discovery rate at which it is rejected.
+    """Return the q-value of each test: the smallest false discovery rate at which its null hypothesis is rejected.
 
     The procedure is that of Benjamini and Hochberg (1995). A test whose p is NaN gets NaN and is not counted.
     """

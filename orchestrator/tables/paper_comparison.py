@@ -92,7 +92,11 @@ def with_differences(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
 
 
 def more_columns(rows: Sequence[Row], printed: Sequence[str]) -> list[Column]:
-    """Return the additional columns for which a row has a value: those in `printed`, and those always shown."""
+    """Return the additional columns for which a row has a value.
+
+    These are the columns in `printed`, those for which a paper prints a value, and, always, those of twins, of the
+    oracle and of the age of the index.
+    """
     wanted = {*printed, *TWINS, *ORACLE, *(key for row in rows for key in row.paper)}
     columns = [
         column for key, (column, _) in PRINTED.items() if key in wanted and any(key in row.values for row in rows)

@@ -35,7 +35,7 @@ class Item:
     preset: str = ""  # table preset that reproduces the item
     direction: Direction = "t2v"
     why: str = ""  # reason why the item does not run
-    note: str = ""  # facts that the command does not contain
+    note: str = ""  # conditions and further commands that `preset` does not contain
 
     def __post_init__(self) -> None:
         if bool(self.preset) == bool(self.why):

@@ -15,8 +15,8 @@ A preset is a JSON file, from `orchestrator/tables/table_presets` or from the us
 A row's name is unique in its table: a method, `method:preset,preset`, a configuration with its own name
 (`tvr_plus_cl`), or any text if `method` and `presets` are given. Its presets are changes on top of the recipe that the
 stream recommends, or begin with another recipe (see settings/resolve.py). Settings of one row take precedence over
-those of all rows, those for a stream over those for every stream, and the user's over both. `on` and `only` contain
-patterns (`shapes-*`) of a stream's name or of its published benchmark.
+settings of all rows, and settings for a stream over settings for every stream. The user's settings take precedence over
+all of them. `on` and `only` contain patterns (`shapes-*`) of a stream's name or of its published benchmark.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ OnStreams = dict[str, dict[str, Any]]  # pattern of a stream's name -> settings
 
 @dataclass(frozen=True, kw_only=True)
 class TableRow:
-    """A row: the method and settings to run, and whether settings are searched first."""
+    """Row of a table preset: a method with its settings, which are searched first if `searched` is true."""
 
     name: str
     method: str = ""  # set if the name is not the method

@@ -40,7 +40,7 @@ NO_RANKS = "not compared: the ranks of its queries are not stored"
 NO_VIDEOS = "not compared: the rows have fewer than two test videos in common"
 ALONE = "not compared: no other row of its block can be compared"
 NO_TASKS = "not compared: its ranks were stored without the tasks of the queries"
-OLDER = "which counted a tie as a miss in R@k; now a tie has its chance"
+OLDER = "which counted a tie as a miss in R@k; ties are now counted by their expected value"
 TIES_MISSED = f"not compared: recorded by an older version, {OLDER}"
 UPPER_BOUND = "not compared: joint training has access to all tasks at once"
 TRANSDUCTIVE = "not compared: transductive scoring, in which test queries influence each other"
@@ -104,7 +104,7 @@ def compare_rows(rows: list[Row], ranks: Mapping[str, Ranks], by_task: bool = Fa
 def all_pairs(
     rows: Sequence[Row], ranks: Mapping[str, Ranks], by_task: bool = False
 ) -> tuple[list[tuple[Row, Row, Difference]], dict[str, str]]:
-    """Return (row, later row, R@1 of the first minus R@1 of the second), and label -> reason of rows left out.
+    """Return (row, later row, R@1 of the first minus R@1 of the second), and label -> reason of each omitted row.
 
     Intervals and p are simultaneous for all pairs (Tukey). Rows of all blocks are compared, including joint training.
 
@@ -189,7 +189,7 @@ def _reason(row: Row, ranks: Mapping[str, Ranks], by_task: bool) -> str:
 def one_rule_of_ties(runs: Sequence[RunRecord], ranks: Mapping[str, Ranks]) -> tuple[list[RunRecord], list[str]]:
     """Return the runs that treat ties in R@k alike, and a note on runs that count a tie as a miss.
 
-    Such runs are left out if another run counts a tie by its chance. Otherwise they are kept.
+    Such runs are left out if another run counts a tie by its expected value. Otherwise they are kept.
     """
     older = [run for run in runs if run.run_id in ranks and ranks[run.run_id].counts_ties_as_misses]
     others = [run for run in runs if run not in older]

@@ -36,7 +36,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Column:
-    """One metric. `better` is the direction of better values. The best one is bold; if `better` is empty, none is."""
+    """A column with one metric. `better` is the direction of better values; if it is empty, no value is bold."""
 
     key: str
     title: str
@@ -72,7 +72,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Row:
-    """One method in one configuration, averaged over seeds, with the published numbers."""
+    """A row: one method in one configuration, averaged over seeds, with the published numbers."""
 
     label: str
     method: str

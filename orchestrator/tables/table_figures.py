@@ -219,7 +219,10 @@ def _losses(table: Table) -> list[Panel]:
 
 
 def _borders(row: Row) -> list[float]:
-    """Return the x positions between epochs at which a task ends, or [] if tasks differ in their number of epochs."""
+    """Return the x positions between epochs at which a task ends, if all tasks have the same number of epochs.
+
+    They are [] if the number of tasks does not divide the number of epochs.
+    """
     tasks, epochs = len(row.curve), max(points[-1][0] for points in row.training.values() if points)
     return [epochs * t / tasks + 0.5 for t in range(1, tasks)] if tasks and epochs % tasks == 0 else []
 

@@ -1,6 +1,6 @@
 """Settings of a run that no paper publishes or that deviate from the text of the paper, for the footnotes of tables.
 
-The Config of a method declares both kinds (methods/settings.py). Ray is not imported to read them.
+The Config of a method declares them, and which setting bounds another (methods/settings.py). Ray is not imported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def at_most(method: str) -> dict[str, str]:
 
 @cache
 def _facts(method: str) -> dict[str, Any]:
-    """Return the facts that the Config of a method declares about its settings, by kind. A plug-in has none."""
+    """Return the values of `unpublished`, `deviations` ("paper") and `at_most`; all are empty for a plug-in."""
     owner = CONFIGURATIONS.get(method, (method, ""))[0]
     if owner not in EVERY_METHOD:
         return {"unpublished": (), "paper": {}, "at_most": {}}

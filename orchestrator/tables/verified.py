@@ -42,7 +42,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """One method under one preset, compared with one release."""
+    """Comparison of one method, under one preset, with one release."""
 
     method: str
     preset: str

@@ -141,7 +141,10 @@ class Sender:
                 return runs
 
     def histories(self, run_id: str, key: str) -> dict[str, list[Point]]:
-        """Return (step, value) pairs of a metric by its key, ordered by time; from a local database, of all metrics."""
+        """Map `key` to the (step, value) pairs of the metric, ordered by time.
+
+        A local database returns every metric of the run, not only `key`.
+        """
         if (records := SqliteRecords.of(self.uri)) is not None:
             with suppress(sqlite3.Error):
                 return records.histories(run_id)

@@ -29,7 +29,7 @@ RETRY_AFTER_S = 300.0  # waiting time in seconds after a failure, so that traini
 
 
 def locked(path: Path, mode: str = "ab", wait: bool = True) -> AbstractContextManager[IO[bytes]]:
-    """Hold the lock of a file (`hold_lock`) whose folder is created if it does not exist."""
+    """Create the folder of a file if it does not exist, and hold the lock of the file (see `hold_lock`)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return hold_lock(path, mode, wait)
 

@@ -71,9 +71,9 @@ def _move_password() -> None:
     bare = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
     if _is_database(bare) and _dialect(bare) != "postgresql":
         raise ConfigError(
-            "the password of this database would be recorded with its address",
+            "the password of this database would be recorded with its URL",
             f"tracking {bare}",
-            remedy="Start an MLflow server on it (`mlflow server --backend-store-uri`), and use the server's address.",
+            remedy="Start an MLflow server on it (`mlflow server --backend-store-uri`), and use the server's URL.",
         )
     names = _LIBPQ if _is_database(bare) else ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
     os.environ.update({name: value for name, value in zip(names, given, strict=True) if value})
@@ -133,12 +133,12 @@ def check(uri: str, timeout: int = 5, writes: bool = True) -> None:
         )
     if uri.startswith("sqlite:"):  # two slashes begin the name of a host
         path = uri.removeprefix("sqlite:").lstrip("/")
-        raise ConfigError("is not the address of a file", f"tracking {uri}", remedy=f"Use sqlite:///{path}.")
+        raise ConfigError("is not the URL of a file", f"tracking {uri}", remedy=f"Use sqlite:///{path}.")
     if "://" not in uri or uri.startswith("file:"):
         raise ConfigError(
             "MLflow does not accept plain folders",
             f"tracking {uri}",
-            remedy=f"Use sqlite:///{uri.removeprefix('file://')}/mlflow.db or the address of an MLflow server in "
+            remedy=f"Use sqlite:///{uri.removeprefix('file://')}/mlflow.db or the URL of an MLflow server in "
             "MLFLOW_TRACKING_URI.",
         )
     quick = {"MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}

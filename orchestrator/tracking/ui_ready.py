@@ -32,7 +32,7 @@ def announce(server: int, host: str, port: int, pages: list[tuple[str, str]], op
     for label, page in pages:
         say(f"  {label}: {start}{page}")
     if opens and not webbrowser.open(f"{start}{pages[0][1]}"):
-        say("no browser was found; open the address yourself")
+        say("no browser was found; open the URL yourself")
 
 
 def answers(host: str, port: int) -> bool:

@@ -17,7 +17,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.vectors.canaries import CLIPS, TEXTS
 
 SIDES = {"videos": CLIPS, "texts": tuple(TEXTS)}
-_SAVE = "Save it by np.savez(FILE, video_ids=IDS, videos=ARRAY, text_ids=IDS, texts=ARRAY)."
+_SAVE = "Save it with np.savez(FILE, video_ids=IDS, videos=ARRAY, text_ids=IDS, texts=ARRAY)."
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ UNCHANGED = ("equal", "rounding")
 
 @dataclass(frozen=True)
 class Cause:
-    """A key of WORDS, and the evidence as a phrase."""
+    """Likely cause of a difference between two sets of vectors: its key in WORDS, and a phrase with the evidence."""
 
     key: str
     evidence: str = ""

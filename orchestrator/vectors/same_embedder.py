@@ -108,7 +108,7 @@ def _settle(
 
 
 def _joint(sides: Mapping[str, Cause]) -> Cause:
-    """Return the joint cause: that of the only changed side, otherwise the more serious of the two."""
+    """Return the joint cause: the cause of the only changed side, otherwise the more serious one of the two."""
     order = list(WORDS)
     changed = {side: each for side, each in sides.items() if each.key not in UNCHANGED}
     if not changed:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 CONTAINERS = "MP4, MOV, 3GP, Matroska, WebM, AVI, FLV, WMV, Ogg, MPEG, TS, M2TS, GIF, raw H.264, HEVC, MPEG and DV"
-CUT = "the file ends inside a packet, so it is cut short"
+CUT = "the file is truncated: it ends inside a packet"
 _PLAIN, _AVCHD, _DVB = 188, 192, 204  # packet sizes of transport streams in bytes; AVCHD packets begin with a time
 _PROBED = 5 * _DVB
 # First bytes of formats that FFmpeg reads and this package does not, to name them in a message
@@ -143,13 +143,13 @@ def refusal(path: Path) -> str:
     with path.open("rb") as file:
         head = file.read(_BLOCK)
     if not head.strip(b"\0"):
-        return "contains only zeros at its start, like an unfinished download. Fetch it again"
+        return "contains only zeros at its start, like an unfinished download. Download it again"
     if head.startswith(b"#EXTM3U"):
         name = shlex.quote(f"{path.stem}.m3u8")  # FFmpeg requires this extension
         return f"is a playlist (HLS). Rename it {name} and join its segments: `ffmpeg -i {name} -c copy OUT.mp4`"
     is_riff = head.startswith(b"RIFF")
     if head.startswith(_SOUNDS) or (is_riff and head[8:12] == b"WAVE"):
-        return "is a sound file without video. Fetch the video"
+        return "is a sound file without video. Download the video"
     if is_riff and head[8:12] == b"WEBP":  # most builds of FFmpeg cannot read animated WebP
         return f"is a WebP, which is not supported. Convert it: `magick {shlex.quote(path.name)} -coalesce OUT.gif`"
     kind = next((name for start, name in _OTHERS if head.startswith(start)), None)
@@ -189,7 +189,7 @@ def is_of_media_alone(missing: str) -> bool:
 
 
 def _cut(what: str, end: int, size: int) -> str:
-    return f"is cut short: {what} ends at byte {end}, the file has {size}"
+    return f"is truncated: {what} ends at byte {end}, but the file has {size} bytes"
 
 
 def _mp4(file: BinaryIO, size: int) -> str | None:
@@ -225,7 +225,7 @@ def _mp4(file: BinaryIO, size: int) -> str | None:
         return "is a segment of a stream without its first part (`moov` box). Join them: cat INIT SEGMENT > OUT.mp4"
     if is_picture:
         return "is an image (AVIF or HEIC), which is not supported. Put the frames of a video into a folder, as .png"
-    return "is cut short: it has no index (`moov` box), like an unfinished download"
+    return "is truncated: it has no index (`moov` box), like an unfinished download"
 
 
 def _matroska(file: BinaryIO, size: int) -> str | None:
@@ -268,4 +268,4 @@ def _gif(path: Path, file: BinaryIO) -> str | None:
         file.seek(1, 1)  # the label of an extension, or the size of an image's codes
         while length := (file.read(1) or b"\0")[0]:
             file.seek(length, 1)
-    return f"is cut short: it has no trailer. {keep_the_rest(path)}"
+    return f"is truncated: it has no trailer. {keep_the_rest(path)}"

@@ -67,7 +67,7 @@ def check_same(path: Path, name: str, second: float, image: np.ndarray, known: n
         VideoError: if a part differs too much.
     """
     if np.abs(brightness(image) - known).max() > UNLIKE:
-        raise VideoError(str(path), f"{name} returns a wrong frame at {second:.2f} s. Use data.decoder=pyav")
+        raise VideoError(str(path), f"{name} returns a wrong frame at {second:.2f} s. Use data.decoder=pyav.")
 
 
 def _pyav_frames(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> _Frames:
@@ -127,7 +127,7 @@ def _walk(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Wa
                     raise IndexDisagrees(index.times[min(place, len(pts) - 1)])
                 if place == i:
                     if limits.strict and frame.is_corrupt:
-                        cut = ", or the file is cut short there" * (i + REORDERED >= len(index.times))
+                        cut = ", or the file is truncated there" * (i + REORDERED >= len(index.times))
                         text = f"is damaged: the frame at {index.times[i]:.2f} s is corrupt{cut}. {keep_the_rest(path)}"
                         raise VideoError(str(path), text)
                     yield i, frame, display_matrix(frame) or matrix

@@ -105,7 +105,7 @@ def check_size(path: Path, width: int, height: int, limits: Limits) -> None:
     """Reject frames that are too large, or so narrow that the resize would make them large.
 
     Raises:
-        VideoError: if so; the message gives the size and the limit.
+        VideoError: for such frames; the message gives the size and the limit.
     """
     if min(width, height) <= 0 or max(width, height) > 64 * min(width, height):
         raise VideoError(str(path), f"frames of {width}x{height} have no usable shape")
@@ -128,7 +128,7 @@ def translate_av_errors(path: Path) -> Iterator[None]:
         reason = getattr(error, "strerror", None) or error
         raise VideoError(str(path), f"is damaged or not a video ({reason}). {keep_the_rest(path)}") from None
     except EOFError:
-        text = "is damaged: its last picture cannot be decoded, or the file is cut short there"
+        text = "is damaged: its last picture cannot be decoded, or the file is truncated there"
         raise VideoError(str(path), f"{text}. {keep_the_rest(path)}") from None
     except MemoryError:
         raise VideoError(str(path), "needs more memory than the limit memory_bytes") from None
@@ -277,4 +277,4 @@ def _check_samples(path: Path, container: str, declared: int) -> None:
     with open_video(path, container, ignore_editlist="1") as (file, stream):
         count = sum(bool(packet.size) for packet in file.demux(stream))
     if count < declared:
-        raise VideoError(str(path), f"is cut short: it has {count} of {declared} declared frames. Fetch it again")
+        raise VideoError(str(path), f"is truncated: it has {count} of {declared} declared frames. Download it again")

@@ -1,4 +1,4 @@
-"""XBT: our reading of a projection that is trained on text alone, under noise."""
+"""XBT: our interpretation of a projection that is trained on text alone, under noise."""
 
 import copy
 

@@ -105,11 +105,12 @@ def test_a_row_of_an_older_page_is_in_the_block_that_its_footnotes_name(note, ex
 def test_a_table_is_marked_by_each_rule_that_came_later_and_concerns_it():
     old = marked("bmu-table2", PAGE)
     assert [line for line in old.splitlines() if line.startswith(MARK)] == [
-        f"{MARK}simultaneous p-values and intervals (2026-11-25, a207222d); "
-        "momentum-contrast queues smaller than a task (2026-11-25, 821b622b); "
-        "rows are bold and compared among rows of equal access (2026-11-28, 0ee8a551); "
-        "a tie has its chance in R@k (shapes-5 has no ties) (2026-11-28, 7266501d); "
-        "intervals continuous in the variance over seeds (2026-11-28, 6b8e6779)."
+        f"{MARK}P-values and intervals are now simultaneous (2026-11-25, a207222d). "
+        "The queues of momentum contrast are now smaller than a task (2026-11-25, 821b622b). "
+        "Only rows with equal access to data are now compared, and the best row of each such block is bold "
+        "(2026-11-28, 0ee8a551). "
+        "Ties in R@k are now counted by their expected value; shapes-5 has no ties (2026-11-28, 7266501d). "
+        "Intervals are now a continuous function of the variance over seeds (2026-11-28, 6b8e6779)."
     ]
     assert old.index(MARK) < old.index("| Method |")
     assert marked("bmu-table2", old) == old

@@ -49,7 +49,10 @@ def backbone_of(base: Method) -> Clip:
     """
     clip = next((module for module in base.modules() if isinstance(module, Clip)), None)
     if clip is None:
-        raise ValueError(f"{type(base).__name__} has no CLIP backbone, and this strategy needs one.")
+        name = type(base).__name__
+        raise ValueError(
+            f"{name} has no CLIP backbone, which this strategy needs. Use another base, such as clip4clip."
+        )
     return clip
 
 

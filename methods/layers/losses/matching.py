@@ -47,7 +47,7 @@ def negative_weights(scores: Tensor, videos: Tensor, hard: bool = True) -> Tenso
     """
     same = videos[:, None] == videos[None, :]
     if same.device.type == "cpu" and bool(same.all(dim=1).any()):  # on a GPU this check would wait for the GPU
-        raise ValueError("matching needs at least two different videos in a batch, and this batch has only one.")
+        raise ValueError("a batch has only one video, but matching needs two. Use a larger data.batch_size.")
     weights = scores.float().softmax(dim=1) if hard else torch.ones_like(scores, dtype=torch.float32)
     weights = weights.clamp_min(torch.finfo(torch.float32).tiny)  # so that a row can be drawn from if softmax gives 0
     return weights.masked_fill(same, 0.0)

@@ -4,8 +4,8 @@ DiffRate (Chen et al., arXiv:2305.17997) trains the number of kept tokens. Its r
 
     A_ij = (e_ij Q_ij + eps / N) / (sum_j e_ij Q_ij + eps),   e_ij = exp(l_ij - max_j l_ij),   Q_ij = P_j, Q_ii = 1
 
-so that dA / dP_j = e_ij / sum at P_j = 0, where a bias of log P lacks a gradient. This stores the probability matrix,
-which the fused kernel never creates. Use it only in a search, at the hook point `mix` of `BlockSeams`.
+so that dA / dP_j = e_ij / sum at P_j = 0, where a bias of log P lacks a gradient. This form stores the matrix of
+probabilities, which the fused kernel never creates. Use it only in a search, at the hook point `mix` of `BlockSeams`.
 
 Shapes: G groups, H heads, N tokens, c width of a head.
 """

@@ -151,7 +151,7 @@ class Reducer(TokenReducer):
             width: D.
             num_frames: T that the steps were computed for; None if they do not join frames.
             positions: see `TempMeReducerConfig`.
-            shared: whether all frames of a video share one plan, so that token i has one image position in all frames.
+            shared: whether all frames of a video share one merge plan, so that token i has one position in all frames.
             proportional: see `ToMeConfig`.
         """
         super().__init__()
@@ -272,7 +272,7 @@ def make_reducer(config: ReducerConfig, vision: VisionTower) -> TokenReducer:
 
 def _check_blocks(name: str, places: tuple[int, ...], blocks: int) -> tuple[int, ...]:
     if places and not 0 <= places[0] <= places[-1] < blocks:
-        raise ValueError(f"reducer.{name}={places}: the backbone has blocks 0..{blocks - 1}.")
+        raise ValueError(f"reducer.{name}={places}: the backbone has blocks 0..{blocks - 1}. Use these.")
     return places
 
 

@@ -55,7 +55,7 @@ def sample_lambda(alpha: float) -> float:
 
 @dataclass
 class MixedState(TokenState):
-    """State of mixed captions; `eot` is the end-of-text position of the first, which hook points and word masks use."""
+    """State of pairs of mixed captions; `eot` has the end-of-text positions of the first captions of the pairs."""
 
     other_eot: Tensor | None = None  # (B,) end-of-text positions of the second captions
     lam: float = 1.0  # lambda, the weight of the first captions

@@ -102,7 +102,7 @@ class Commits:
         return 0
 
     def _whole(self, num_done: int) -> dict[str, Any]:
-        """Return a commit whose objects all exist undamaged; raise MissingObject otherwise."""
+        """Return the commit of task `num_done` if its objects all exist undamaged; raise MissingObject otherwise."""
         commit: dict[str, Any] = self.store.get_json("commits", self._name(num_done))
         for kind, key in objects_of(commit):
             self.store.get(kind, key)

@@ -30,7 +30,7 @@ class Evaluation:
 
 @dataclass
 class RunState:
-    """State of a run after some task: everything except weights that a resumed run or a table needs."""
+    """State of a run after a task: everything that a resumed run or a table needs, except weights."""
 
     done: int = 0  # number of finished tasks
     own: list[list[float]] = field(default_factory=list)  # R@1 of task i among its own videos, row = task learned

@@ -134,7 +134,7 @@ def load_tower(
             raise ConfigError(
                 f"requires features of captions, which stream {stream.name} lacks",
                 f"backbone.name={VECTORS}",
-                remedy="Leave it out.",
+                remedy="Omit it.",
             )
         clip = load_clip(config, saved)
         return attach_features(clip, stream) if stream is not None and stream.has_features else clip
@@ -153,7 +153,9 @@ def load_tower(
         )
     if config.chosen:
         raise ConfigError(
-            f"applies to a CLIP, not to {config.name}", f"backbone.{next(iter(config.chosen))}", remedy="Omit it."
+            f"applies to CLIP models only, not to {config.name}",
+            f"backbone.{next(iter(config.chosen))}",
+            remedy="Omit it.",
         )
     if config.name not in RESNETS or config.weights != "random":
         raise ConfigError(

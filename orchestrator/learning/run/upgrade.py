@@ -102,12 +102,12 @@ def new_experiment(experiment: Experiment) -> Experiment:
 
 
 class TwoTokenizers:
-    """Tokenizer of the new backbone, which also keeps the old backbone's tokens of every caption.
+    """Tokenizer of the new backbone, which also keeps the old backbone's tokens of its captions.
 
     Args:
         new, old: captions -> tokens (N, L) int64.
         longest: `data.max_tokens`.
-        most: number of captions to keep in addition to those of the last call; if None, all are kept.
+        most: if more captions than this are kept, the next call discards them first; if None, all are kept.
     """
 
     def __init__(

@@ -77,5 +77,5 @@ def _learns(experiment: Experiment) -> bool:
 
 def _unused_backbone(backbone: str, stream: str) -> ConfigError:
     fault = f"is not used: stream {stream} has features of its videos and captions"
-    remedy = "Leave it out; if the stream sets it, import the stream again."
+    remedy = "Omit it; if the stream sets it, import the stream again."
     return ConfigError(fault, f"backbone.name={backbone}", remedy=remedy)

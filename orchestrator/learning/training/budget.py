@@ -3,12 +3,12 @@
     cost/index_bytes       stored features of all searched videos, float32
     cost/replay_bytes      pairs in replay buffers: decoded frames (uint8), tokens (int64), and features kept with them
     cost/replay_share      pairs in replay buffers in percent of all pairs of earlier tasks, while the last task is
-                           trained; 100 if it trains on all pairs; missing if a method keeps earlier videos elsewhere
+                           trained; 100 for joint training; missing if a method keeps earlier videos elsewhere
     cost/tower_copies      image towers next to the one that encodes: teachers, previous models, momentum encoders
     cost/reencoding_gmacs  multiply-adds (10^9) of videos that the method encoded again over the stream; 0 if none
     cost/pair_gmacs        multiply-adds (10^9) of a training step for each of its pairs, in a batch of the last task
     cost/train_gmacs       multiply-adds (10^9) of all training steps, forward and backward: `cost/pair_gmacs` times the
-                           pairs of all steps; with one worker only
+                           pairs of all steps; missing if there are several workers
 
 Multiply-adds of training are matrix products and convolutions, as torch counts them (half of its FLOPs). Decoding,
 normalization and the optimizer are not counted. For methods that grow, a step of the last task is an upper bound of

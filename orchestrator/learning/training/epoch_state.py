@@ -209,7 +209,7 @@ class Pauses:
         self._remove([each for each in former if each != name], keep=key)
 
     def resume(self, optimizer: torch.optim.Optimizer, record: RunState) -> tuple[EpochState, RunState]:
-        """Load the newest pause of the current task; without one, return a new `EpochState` and `record` unchanged."""
+        """Load the newest pause of the current task; if there is none, return a new `EpochState` and `record`."""
         self._started = self._stored = time.monotonic()
         self.reports.interruption.can_pause = self.is_on
         name = self.workers.broadcast(self._newest(record.done) if self.workers.rank == 0 else "")

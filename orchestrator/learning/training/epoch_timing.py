@@ -42,7 +42,7 @@ class EpochTimer:
         """Return the epoch's measurements; every worker must call it.
 
         Returns:
-            `perf/clips_per_second`: training videos of all workers in a second; `perf/data_wait_share`: share of the
+            `perf/clips_per_second`: training videos of all workers per second; `perf/data_wait_share`: share of the
             epoch in which the host waits for a batch, in [0, 1]; `perf/train_memory_mb`: `peak_memory_mb`. The last two
             are means over workers.
         """

@@ -81,7 +81,7 @@ class Loop:
         reads: AccessLog | None = None,
         epochs: EpochReports | None = None,
     ) -> None:
-        """Set up a loop. `zero_shot`: R@1 after each task, for `stream/t2v/r1_gain`; `reads` records settings."""
+        """Set up a loop. `zero_shot`: R@1 after each task, for `stream/t2v/r1_gain`; `reads`: log of settings read."""
         self.workers = workers or Workers()
         self.method = method.to(self.workers.device)
         self.data = data.trim_captions_per_task() if method.declared.attends_to_padding else data
@@ -209,7 +209,7 @@ class Loop:
         epoch: int,
         per_epoch: int,
     ) -> dict[str, float]:
-        """Train one pass over the pairs; return the mean of every term. `weights`: see `batch_weights`."""
+        """Train one pass; return the means of loss terms and batch metrics. `weights`: see `batch_weights`."""
         optim = self.config.optim
         progress = EpochMetrics(self.workers.device, f"{task.name}, epoch {epoch + 1}")
         optimizer.zero_grad(set_to_none=True)

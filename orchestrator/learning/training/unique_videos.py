@@ -27,7 +27,7 @@ _RANDOM: WeakKeyDictionary[Method, set[str]] = WeakKeyDictionary()
 
 @contextmanager
 def encode_unique_videos(method: Method, batch: Batch) -> Iterator[None]:
-    """Make `method` encode equal videos of `batch` once while it computes its losses."""
+    """Make `method` encode each distinct video of `batch` once while it computes its losses."""
     through, numbers = method.separable_encoders(), batch.unaugmented_video_ids
     if (
         numbers is None

@@ -81,7 +81,7 @@ def test_legacy_torch_format_is_read(beside):
     assert all(torch.equal(found[each], value) for each, value in {**STATE, **views}.items())
     assert Built.made == 1
     for lost in (1, 8, 9):  # of the last storage, which may be the empty one, and of its length
-        with pytest.raises(ValueError, match="it is cut short"):
+        with pytest.raises(ValueError, match="it is truncated"):
             read(old[:-lost])
 
 

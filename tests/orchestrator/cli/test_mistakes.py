@@ -94,6 +94,11 @@ MISTAKES = [
         "takes one value, not 2 (got '2,4'). Run each: ctvr sweep clip4clip shapes-5 --vary optim.epochs=2,4",
     ),
     (["run", "clip4clip", "shapes-5", "seed=-1"], "seed must be a whole number from 0 to 4294967295, got -1"),
+    (["run", "clip4clip", "shapes-5", "evaluation.patience=0"], "evaluation.patience must be >= 1, got 0. Use none"),
+    (
+        ["run", "clip4clip", "shapes-5", "evaluation.patience=2"],
+        "evaluation.patience=2 counts epochs without improvement, which evaluation.select=last does not measure",
+    ),
     (["sweep", "--space", "method.beta=0.1,0.2", "method.beta=0.3"], "--space method.beta: is given twice"),
     (["report", "x", "--html", "/nosuch/x.html"], "--runs: runs has no runs"),
     (["reproduce", "ctvr-table1"], "reproduce: 'ctvr-table1' is a table's preset. Run: ctvr reproduce "),
@@ -195,7 +200,7 @@ LINES = [
     ("reproduce bmu/table2 --name é", "for example e. Run: ctvr reproduce bmu/table2 --name e"),
     (
         "streams frames https://x.org/a.mp4",
-        "FILE: is an address, not a path (got 'https://x.org/a.mp4'). Use a path on",
+        "FILE: is a URL, not a path (got 'https://x.org/a.mp4'). Use a path on",
     ),
     ("streams frames ~nosuchuser/a.mp4", "FILE: '~nosuchuser/a.mp4': the user does not exist. Use the whole path."),
     ("plot attention m --count 1e99", "--count: is not a whole number (got '1e99'). Use --count 3."),
@@ -259,8 +264,8 @@ IN_SWEEP = [
     (["--resume", "n", "--accelerator-type", "A100"], "Omit --accelerator-type"),
     (["--trials", "3", "search.trials=4"], "search.trials: given twice, as 3 and '4'"),
     (["--objectives", "gain,gmac"], "--objectives: 'gmac' is none of gain, r1, r1_mean, forgetting, gmacs, "),
-    (["--objectives", ","], "--objectives: ',' is not a list of names. Use each name once."),
-    (["--objectives", "gain,gain"], "--objectives: 'gain,gain' is not a list of names. Use each name once."),
+    (["--objectives", ","], "--objectives: is an empty list (got ','). Use each of gain, r1, "),
+    (["--objectives", "gain,gain"], "--objectives: a name is repeated (got 'gain,gain'). Use each of gain, r1, "),
     (["--objectives", "gain,gmacs", "search.metric=stream/t2v/r1"], "search.metric: given twice, as"),
     (
         ["--preset", "ctvr-table1", "--objectives", "gain,gmacs"],

@@ -129,7 +129,7 @@ def table(path: Path, **columns: object) -> Path:
     ("columns", "said"),
     [
         ({"name": ["v0", "v0"], "features": [[1.0], [2.0]]}, "occurs in 2 lines"),
-        ({"name": ["v0", "v0"], "row": [0, 0], "features": [[1.0], [2.0]]}, "row 0 twice"),
+        ({"name": ["v0", "v0"], "row": [0, 0], "features": [[1.0], [2.0]]}, "the value 0 in the column row"),
         ({"name": ["v0", "v0"], "row": [0, None], "features": [[1.0], [2.0]]}, "row is missing"),
         ({"name": ["v0", None], "features": [[1.0], [2.0]]}, "name is missing"),
         ({"name": ["v0", "v1"], "features": [[1.0], None]}, "features are missing"),
@@ -231,7 +231,7 @@ def test_shard_keys_keep_dots_and_skip_macos_files(tmp_path: Path) -> None:
 def test_a_compressed_shard_names_the_program_that_unpacks_it(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w:gz"):
         pass
-    assert "it is compressed; gunzip it first" in refused(tmp_path / "a.tar")
+    assert "it is compressed; decompress it with gunzip" in refused(tmp_path / "a.tar")
 
 
 @pytest.mark.parametrize("trick", ["external", "virtual", "fill", "fifo", "gzip"])

@@ -1,5 +1,6 @@
 """A wrong file is refused in one line with its name, whichever importer reads it."""
 
+import codecs
 import gzip
 import json
 import pickle
@@ -45,9 +46,10 @@ REFUSED: dict[tuple[str, str], list[tuple[Any, str]]] = {
         (HEADER + 'v0,"Old man" walks,c,train,1\n', ": line 2: not a .csv file"),
         (HEADER + 'v0,"a\nb",c,train,1\nv1,"a dog,c,test,1\n', ": line 4: not a .csv file"),
         (HEADER.encode() + b"v0,caf\xe9,c,train,1\n", ": line 2: byte 0xe9 ... iconv -f windows-1252"),
-        (gzip.compress(HEADER.encode(), mtime=0), ": line 1: is not UTF-8 text. Pass a text file."),
-        (b"\x89HDF\r\n\x1a\n\0", ": line 1: is not UTF-8 text. Pass a text file."),
-        (b"PK\x03\x04\x14\0\xf3\n", ": line 1: is not UTF-8 text. Pass a text file."),
+        (gzip.compress(HEADER.encode(), mtime=0), ": line 1 is not UTF-8 text. Pass a text file."),
+        (b"\x89HDF\r\n\x1a\n\0", ": line 1 is not UTF-8 text. Pass a text file."),
+        (b"PK\x03\x04\x14\0\xf3\n", ": line 1 is not UTF-8 text. Pass a text file."),
+        (codecs.BOM_UTF16_LE + b"\0\xd8\0\0", ": line 1 is not UTF-16 text. Pass a text file."),
         (TABLE("utf-32"), ": is UTF-32 ... iconv -f utf-32"),
         (TABLE("utf-32-le"), ": is UTF-32 ... iconv -f utf-32"),
         (HEADER.encode("utf-16-le"), ": is UTF-16 ... iconv -f utf-16le"),
@@ -62,7 +64,7 @@ REFUSED: dict[tuple[str, str], list[tuple[Any, str]]] = {
         ('{"vid": "v0", "query": "a"}\n', "Rename 'vid' to 'video' and 'query' to 'caption'."),
         ("v0 0.0 6.9##a dog\n", ": line 1: ... Line 1 must be a header"),
         ("\n", ": is empty"),
-        (HEADER, ": has a header and no rows"),
+        (HEADER, ": has a header but no rows"),
         (HEADER + '"a\tb",a,c,train,1\n', ": line 2: video 'a\\tb': contains"),
         (HEADER + "v0,a,c,train,nan\n", ": line 2: task is 'nan'"),
         (HEADER + "NULL,a,c,train,1\n", ": line 2: video is 'NULL'"),
@@ -147,7 +149,7 @@ REFUSED: dict[tuple[str, str], list[tuple[Any, str]]] = {
         (f"{json.dumps(ROW)}\n{json.dumps(ROW | {'start': 'x', 'end': 1})}", ": line 2: start 'x' and end 1 are not"),
         (ROW | {"start": 0, "end": 10**400}, f": line 1: start 0 and end 1{'0' * 39} are not"),
         (ROW | {"file_name": "../../a.mp4"}, "path"),
-        ("\n".join([json.dumps(ROW | {"answers": 5})] * 2), ": line 1: answers is not a list"),
+        ("\n".join([json.dumps(ROW | {"answers": 5})] * 2), ": line 1: column answers is not a list"),
         (ROW | {"answers": [5]}, "answers"),
         *((ROW | {name: ["x"]}, f": line 1: {name} is not a text") for name in ("task", "category", "video_id")),
     ],
@@ -168,7 +170,7 @@ REFUSED: dict[tuple[str, str], list[tuple[Any, str]]] = {
         (packed(a__mp4="1", a__json="{"), ": cannot be read as .tar"),
         (packed(a__mp4=""), "'a.mp4' is not a whole file within it"),
         (packed(a__mp4=b"1" * 9999, a__txt="x")[:3000], ": cannot be read as .tar"),
-        (gzip.compress(packed(), mtime=0), "(it is compressed; gunzip it first)"),
+        (gzip.compress(packed(), mtime=0), "(it is compressed; decompress it with gunzip)"),
         # Python would read until a damaged header, the end of the first of two archives, or a cut between members
         (WHOLE[: 4 * 512], ": ... its end is missing"),
         (WHOLE[: 4 * 512 + 100], ": cannot be read as .tar"),

@@ -102,7 +102,7 @@ def test_a_folder_is_counted_and_what_is_refused_is_named_in_one_line(videos, ca
     assert main(["streams", "frames", str(videos)]) == 0
     head, *refused = capsys.readouterr().out.splitlines()
     assert head == f"{videos}: 2 of 4 videos can be read; 1 other file does not have a video's suffix"
-    assert [line.split(": ")[1] for line in refused] == ["is cut short", "no such file"]
+    assert [line.split(": ")[1] for line in refused] == ["is truncated", "no such file"]
     assert refused[0].startswith(f"{videos}/below/bad\\n\\x1b[31mred.mp4: ")
 
 
@@ -112,7 +112,7 @@ def test_a_recording_that_is_cut_short_is_read_and_named(tmp_path, capsys):
     assert main(["streams", "frames", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{tmp_path}: 2 of 2 videos can be read",
-        f"{tmp_path}/b.ts: can be read; the file ends inside a packet, so it is cut short",
+        f"{tmp_path}/b.ts: can be read; the file is truncated: it ends inside a packet",
     ]
 
 

@@ -78,5 +78,5 @@ def test_claims_are_judged_after_their_rows_and_again_on_resume(runs, manifest):
     for mean, row in zip(judged["means"], ("CLIP with DSL", "zero_shot")):
         (run,) = tracker.find_runs(tags={"ctvr.rerun_of": "c", "ctvr.row": row})
         assert run.last("stream/t2v/r1")[1] == pytest.approx(mean)
-    assert judged["verdict"] == "not judged"  # the R@1 of a few videos is within noise of chance
+    assert judged["verdict"] == "not judged"  # the R@1 of a few videos is not distinguishable from chance
     assert resume("c", execution).endswith(text[text.index("claims on small") :])

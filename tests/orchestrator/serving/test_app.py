@@ -123,9 +123,9 @@ def test_the_first_page_offers_queries_that_find_their_video(client, snapshot):
         ("/search?q=a&k=101", 422, "k: must be a whole number from 1 to 100"),
         ("/search?q=a&k=nan", 422, "k: must be a whole number from 1 to 100"),
         ("/?q=a&k=1.5", 422, "k: must be a whole number from 1 to 100"),
-        ("/docs", 404, "no such address. Use /, /search, /health or /thumbnail/ID."),
-        ("/openapi.json", 404, "no such address."),
-        ("/thumbnail/", 404, "no such address."),
+        ("/docs", 404, "no such path. Use /, /search, /health or /thumbnail/ID."),
+        ("/openapi.json", 404, "no such path."),
+        ("/thumbnail/", 404, "no such path."),
     ],
 )
 def test_a_bad_request_is_one_line(client, path, status, message):

@@ -43,7 +43,7 @@ def test_a_page_of_another_site_cannot_ask_through_its_own_name(client, host, st
         answer = client.get(path, headers={"Host": host})
         assert (answer.status == 400) == (status == 400)
         if status == 400:
-            assert answer.json == {"error": "Host: is not this machine. Open the address that ctvr serve printed."}
+            assert answer.json == {"error": "Host: is not this machine. Open the URL that ctvr serve printed."}
 
 
 def basic(password: str) -> str:

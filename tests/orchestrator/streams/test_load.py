@@ -199,7 +199,7 @@ BAD: list[tuple[Any, str]] = [
     ('{"held_out": NaN}', "NaN is not a JSON number"),
     ('{"settings": {"a": -Infinity}}', "-Infinity is not a JSON number"),
     (f'{{"{"x" * 5000}": 1}}', "xx ... xx"),
-    (b"\xff\xfe\x00", "not UTF-8"),
+    (b"\xff\xfe\x00", "line 1 is not UTF-16 text"),
     (None, "cannot be read"),
 ]
 

@@ -126,7 +126,8 @@ RERUNS: dict[str, Callable[[str, ExecutionConfig], object]] = {
     "lwf is not a whole multiple": lambda few, place: control("clip4clip@lwf", few, place),
     "no method called 'er_rnig'. Did you mean er_ring": lambda few, place: control("clip4clip@er_rnig", few, place),
     "sweep: 'x' does not exist": lambda few, place: rerun("x", place),
-    "--top and --seeds must be >= 1": lambda few, place: rerun("x", place, seeds=0),
+    "--top: must be >= 1 (got 0)": lambda few, place: rerun("x", place, top=0),
+    "--seeds: must be >= 1 (got 0)": lambda few, place: rerun("x", place, seeds=0),
     "--task-orders: must be >= 1, got 0": lambda few, place: expand_task_orders([], 0),
 }
 

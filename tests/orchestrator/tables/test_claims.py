@@ -192,7 +192,7 @@ def test_the_texts_count_the_verdicts_and_hide_no_claim():
         replace(judge(Claim(**{**vars(claim), "better": "higher"}), each, 3.25, (1.0, 2.0), 10.0, 3), q=q)
         for claim, each, q in zip(claims, differences, (0.003, 0.9, 0.003))
     ]
-    results[2] = replace(results[2], cause="two frames. With data.num_frames=4: holds, 1.00")
+    results[2] = replace(results[2], cause="only two frames. With data.num_frames=4 the verdict is 'holds' (1.00)")
     said = counts(results)
     assert said == (
         "3 claims: 1 holds (1 with q < 0.05), 0 smaller than asserted, 1 contradicted, 1 undecided, 0 not judged, "
@@ -207,10 +207,13 @@ def test_the_texts_count_the_verdicts_and_hide_no_claim():
     assert shown.count("; could be seen: 3.2") == 1
     assert said in written
     assert "| higher by 2.02 % (0.20 points) | 5.00 [4.00, 6.00] p=0.001* q=0.003 | 3.2 | holds |" in written
-    assert f"- {claims[2].claim}: two frames. With data.num_frames=4: holds, 1.00\n" in written
-    assert "not explained" not in written
+    assert f"- {claims[2].claim}: {results[2].cause}\n" in written
+    assert "no cause was found" not in written
     unexplained = to_markdown([replace(results[2], cause="")], "worlds-5")
-    assert f"- not explained, since no run without a cause changes the verdict: {claims[2].claim}\n" in unexplained
+    assert (
+        f"- no cause was found, because no run without a possible cause has another verdict: {claims[2].claim}\n"
+        in (unexplained)
+    )
     alone = judge(claims[0], Difference(), math.nan, (math.nan, 1.0), math.nan, 3)
     data = json.loads(to_json([alone], "worlds-5", {"data.num_frames": 4}))
     assert data["settings"] == {"data.num_frames": "4"}

@@ -157,7 +157,7 @@ def test_a_recipe_of_another_release_or_with_values_of_ours_says_so():
     recipe = presets_of("lwf")["original"]
     record.settings.update({name: as_text(value) for name, value in recipe.items()})
     assert verified_note(record).endswith(
-        "recipe: preset original; ours, because it does not state them: optim.epochs 7"
+        "recipe: preset original; chosen by us, because the release does not state them: optim.epochs 7"
     )
 
 

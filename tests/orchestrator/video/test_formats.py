@@ -187,7 +187,7 @@ def test_a_box_that_claims_too_much_is_no_loss_while_all_frames_are_there(tmp_pa
     clip = decode_apart(tmp_path / "long.mp4", Sampling(60, 96))
     assert [read_number(image) for image in clip.frames] == list(range(60))
     (tmp_path / "cut.mp4").write_bytes(data[:-1500])
-    with pytest.raises(VideoError, match="is cut short: box 'mdat'"):
+    with pytest.raises(VideoError, match="is truncated: box 'mdat'"):
         decode_apart(tmp_path / "cut.mp4", Sampling(4, 32))
 
 
@@ -198,7 +198,7 @@ def test_text_after_a_whole_video_is_no_loss_and_a_cut_fragment_is_one(tmp_path)
     assert [read_number(image) for image in clip.frames] == list(range(60))
     data = repacked(tmp_path / "f.mp4", video, movflags="frag_keyframe+empty_moov").read_bytes()
     (tmp_path / "cut.mp4").write_bytes(data[: data.rindex(b"moof") + 20])
-    with pytest.raises(VideoError, match="is cut short: box 'moof'"):
+    with pytest.raises(VideoError, match="is truncated: box 'moof'"):
         decode_apart(tmp_path / "cut.mp4", Sampling(4, 32))
 
 
@@ -314,12 +314,12 @@ def test_a_transport_stream_cut_inside_a_group_shows_what_is_left_and_says_that_
         assert clip.info.frames == len(shown)
         for image, pts in zip(clip.frames, shown):
             np.testing.assert_array_equal(image, pictures[pts])
-        is_said = clip.info.counted.endswith("; the file ends inside a packet, so it is cut short")
+        is_said = clip.info.counted.endswith("; the file is truncated: it ends inside a packet")
         assert is_said == (length % 188 != 0)
         said.add("shown")
     assert "shown" in said
     assert len(said) > 1
-    assert all("the file is cut short there. `ffmpeg -i cut.ts" in reason for reason in said - {"shown"})
+    assert all("the file is truncated there. `ffmpeg -i cut.ts" in reason for reason in said - {"shown"})
 
 
 def test_the_end_of_packets_of_192_bytes_and_of_a_file_that_begins_inside_one_is_found(tmp_path):

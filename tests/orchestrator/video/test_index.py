@@ -47,7 +47,7 @@ def test_an_avi_that_lacks_only_its_index_has_all_frames(videos, tmp_path):
 def test_a_cut_file_is_called_cut_short(videos, ext, tmp_path):
     cut = tmp_path / f"cut.{ext}"
     cut.write_bytes(videos[ext].read_bytes()[:-2000])
-    with pytest.raises(VideoError, match="cut short"):
+    with pytest.raises(VideoError, match="truncated"):
         decode_apart(cut, SMALL)
 
 
@@ -79,7 +79,7 @@ REFUSED = [  # the name, the content (None: no such file), what is said of it
     ("a.gif", b"GIF89a" + bytes(2000), "`ffmpeg -i a.gif -c:v libx264 OUT.mp4`"),
     ("b.webp", b"RIFF\0\0\0\0WEBP" + bytes(2000), "`magick b.webp -coalesce OUT.gif`"),
     ("c.nut", b"nut/multimedia container" + bytes(2000), "`ffmpeg -i c.nut -c:v libx264 OUT.mp4`"),
-    ("boxes.mp4", struct.pack(">I4s", 8, b"free") * 200_000, "is cut short"),  # a header of endless boxes ends
+    ("boxes.mp4", struct.pack(">I4s", 8, b"free") * 200_000, "is truncated"),  # a header of endless boxes ends
     ("empty.mp4", b"", "is empty"),
     ("absent.mp4", None, "no such file"),
     ("\0.mp4", None, "no such file"),
