@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Batch, Capabilities, Method, ParamGroup, Task, l2_normalize
 from ctvr.methods.heads import caption_vectors, initial_maps, video_vectors
+from ctvr.methods.layers.feature_maps import svd
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.pooling import mean_pool
 from ctvr.methods.settings import require, setting
@@ -164,5 +165,5 @@ class DNS(Method):
 
 def project_on(moment: Tensor, threshold: float) -> Tensor:
     """Return the projection U U' on the directions of a symmetric matrix (d, d) with singular values > `threshold`."""
-    u, values, _ = torch.linalg.svd(moment)
+    u, values, _ = svd(moment)
     return (u * (values > threshold)) @ u.mT

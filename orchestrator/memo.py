@@ -20,7 +20,9 @@ from typing import Any
 from ctvr.orchestrator.digests import cache_folder, digest_of, source_digest
 from ctvr.orchestrator.output_dir import publish
 
-LIBRARIES = ("torch", "open_clip_torch", "numpy", "pydantic", "matplotlib", "av", "decord", "torchcodec")
+LIBRARIES = (
+    "torch", "open_clip_torch", "timm", "transformers", "numpy", "pydantic", "matplotlib", "av", "decord", "torchcodec",
+)  # fmt: skip
 _is_enabled = False
 KEPT = 8  # folders to keep, one per state of sources and libraries
 OF_COMMITS = "commits"  # results that depend on commits only; never removed

@@ -144,7 +144,7 @@ def _spaces() -> dict[str, ast.Dict]:
 
 
 def paper_page(paper: str) -> str:
-    """Return a paper's page: the items that run, its methods' settings, unpublished settings, verifications."""
+    """Return a paper's page: a table of its items; recipes, unpublished settings and checks of each method."""
     title = read_items()[0][paper]
     lines = [f"# {title}", "", HEAD, "", "## Tables and figures", "", *table_head(("item", "shows", "runs"))]
     for item in read_items()[1]:

@@ -23,7 +23,9 @@ class AGemConfig(ReplayConfig):
     """Settings of A-GEM."""
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
-    reference: int = setting(8, doc="number of memory pairs that each worker draws for r", part="loss", later=True)
+    reference: int = setting(
+        8, doc="number of memory pairs that each worker draws for the reference gradient", part="loss", later=True
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""SLCA: a slow backbone and a fast head, which is trained on samples from Gaussians of all categories after every task.
+"""SLCA: a slow backbone and a fast head, trained on samples from Gaussians of all categories after each later task.
 
 Zhang et al., "SLCA: Slow Learner with Classifier Alignment", arXiv:2303.05118. Slow learner: two learning rates.
 Classifier alignment: each class has a mean and a covariance of its features,

@@ -25,8 +25,23 @@ def procrustes(x: Tensor, y: Tensor, ridge: float = 0.0) -> Tensor:
     that the pairs do not determine, for example if n < d.
     """
     cross = (x.double().mT @ y.double()).cpu() + ridge * torch.eye(x.shape[-1], y.shape[-1], dtype=torch.float64)
-    u, _, vh = torch.linalg.svd(cross, full_matrices=False)
+    u, _, vh = svd(cross)
     return (u @ vh).to(x.device)
+
+
+def svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return U (m, k), S (k,), V' (k, n), k = min(m, n), of a matrix (m, n).
+
+    torch uses LAPACK's gesdd, which fails to converge on some matrices of low rank. These are decomposed by gesvd.
+    """
+    try:
+        return torch.linalg.svd(matrix, full_matrices=False)
+    except torch.linalg.LinAlgError:
+        from scipy.linalg import svd as decompose
+
+        parts = decompose(matrix.cpu().numpy(), full_matrices=False, lapack_driver="gesvd")
+        u, sizes, vh = (torch.from_numpy(part).to(matrix.device) for part in parts)
+        return u, sizes, vh
 
 
 def ridge_map(x: Tensor, y: Tensor, noise: float = 0.02) -> Tensor:

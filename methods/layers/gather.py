@@ -48,7 +48,7 @@ _uneven: list[Sequence[int]] = []  # rows of each worker, inside `uneven_rows`
 
 @contextmanager
 def uneven_rows(sizes: Sequence[int]) -> Iterator[None]:
-    """Context manager: `gather` expects `sizes[rank]` rows from each worker. Pass equal sizes on all workers."""
+    """Context manager: `gather` expects `sizes[rank]` rows from each worker. Pass the same `sizes` on all workers."""
     _uneven.append(sizes)
     try:
         yield

@@ -267,7 +267,7 @@ def _columns(path: Path, schema: Any, types: Any) -> list[str]:
     if not _is_list(schema.field("features").type, types) or not (types.is_integer(kind) or types.is_floating(kind)):
         raise ValueError(f"features are {str(schema.field('features').type)[:60]}, not lists of numbers")
     if "row" in columns and not types.is_integer(schema.field("row").type):
-        raise ValueError(f"row is {str(schema.field('row').type)[:60]}, not whole numbers")
+        raise ValueError(f"column 'row' has type {str(schema.field('row').type)[:60]}, not an integer type")
     kind = schema.field("name").type
     kind = kind.value_type if types.is_dictionary(kind) else kind
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_integer(kind)):

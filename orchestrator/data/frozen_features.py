@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -49,10 +49,13 @@ class FrozenFeatures:
         clip: model on its device, whose vision tower has `blocks` frozen leading blocks.
         blocks: number of frozen blocks; if it is the depth of the tower, only the class tokens are stored.
         precision: precision of the run.
+        code: digests of the code of another package that defines the tower.
     """
 
-    def __init__(self, store: Store, clip: Clip, blocks: int, precision: Precision) -> None:
-        self.store, self.clip, self.blocks, self.precision = store, clip, blocks, precision
+    def __init__(
+        self, store: Store, clip: Clip, blocks: int, precision: Precision, code: Mapping[str, str] | None = None
+    ) -> None:
+        self.store, self.clip, self.blocks, self.precision, self.code = store, clip, blocks, precision, code
         self.tower: VisionTower = clip.vision
         self._maker = ""
         self._is_full = False
@@ -71,6 +74,7 @@ class FrozenFeatures:
                     "blocks": self.blocks,
                     "precision": self.precision,
                     **({"compiled": True} if is_compiled(self.tower) else {}),
+                    **(self.code or {}),
                     "processor": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
                     "torch": torch.__version__,
                     **numerics_flags(device),
@@ -134,10 +138,13 @@ class FrozenFeatures:
         return self._name(key), {"tokens": array}, {"dtype": "bfloat16" if is_bf16 else "float32"}
 
 
-def frozen_features(method: Method, store: Store, precision: Precision) -> FrozenFeatures | None:
+def frozen_features(
+    method: Method, store: Store, precision: Precision, code: Mapping[str, str] | None = None
+) -> FrozenFeatures | None:
     """Return the features for a new method, and set the block at which they enter its vision tower.
 
-    Returns None if the method has too few frozen leading blocks, several CLIP models, or imported features.
+    `code` is that of `FrozenFeatures`. Returns None if the method has too few frozen leading blocks, several CLIP models,
+    or imported features.
     """
     clips = [module for module in method.modules() if isinstance(module, Clip)]
     if any(clip.vision.takes_features for clip in clips):
@@ -145,7 +152,7 @@ def frozen_features(method: Method, store: Store, precision: Precision) -> Froze
     if not method.frozen_blocks or len(clips) != 1 or method.frozen_blocks < WORTH * len(clips[0].vision.blocks):
         return None
     clips[0].vision.entry = method.frozen_blocks
-    return FrozenFeatures(store, clips[0], method.frozen_blocks, precision)
+    return FrozenFeatures(store, clips[0], method.frozen_blocks, precision, code)
 
 
 def architecture(tower: nn.Module) -> list[list[str]]:

@@ -1,10 +1,15 @@
 """Import of streams (`ctvr streams import`): selects the importer of a kind and writes the manifest.
 
-CTVR is in `importers.ctvr`, CVLM (BMU-MoCo) in `importers.cvlm`, a user's table in `importers.csv_table`, a table with
-features instead of videos in `importers.features`, a folder in the layout of Hugging Face's datasets in
-`importers.hf_dataset`, labeled images (Table 4 of BMU-MoCo) in `importers.images`, questions (Table 7 of TempMe) in
-`importers.msrvtt_qa`. Every importer checks its result as `load_stream` does, writes it to `out` and returns it with a
-short report; missing videos are counted, not rejected. The format is in streams/manifest.py.
+    importers.ctvr         CTVR (MSR-VTT, ActivityNet)
+    importers.cvlm         CVLM (BMU-MoCo)
+    importers.csv_table    a user's table
+    importers.features     a table with features instead of videos
+    importers.hf_dataset   a folder in the layout of Hugging Face's datasets
+    importers.images       labeled images (Table 4 of BMU-MoCo)
+    importers.msrvtt_qa    questions (Table 7 of TempMe)
+
+Every importer checks its result as `load_stream` does, writes it to `out` and returns it with a short report. Missing
+videos are counted, not rejected. The format is in streams/manifest.py.
 """
 
 from __future__ import annotations

@@ -272,6 +272,9 @@ class _Collected:
             if self.places[key] != place:
                 first = " ".join(self.places[key])
                 raise ConfigError(f"{video.name} is also in {first!r}", where, remedy="Keep one of them.")
+            if ("relevant" in self.items[key]) != bool(row.get("relevant")):
+                fault = f"some rows of {video.name} have `relevant`, and others do not"
+                raise ConfigError(fault, where, remedy="List the relevant videos of every caption.")
             self.items[key]["captions"] += captions
             self.items[key].get("answers", []).extend(answers)
             self.items[key].get("relevant", []).extend(row.get("relevant") or [])

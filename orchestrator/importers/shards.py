@@ -126,7 +126,10 @@ class Shards:
         return File(path, name or digest[:16])
 
     def _find_named(self, file: Path, name: str) -> str:
-        """Return the path of a video: relative to its shard, as `datasets` writes it, or any file of this name."""
+        """Return the path of a video, relative to the data set's folder.
+
+        `name` is a path relative to the shard, as `datasets` writes it, or the name of any file in the folder.
+        """
         below = PurePosixPath(name)
         if not below.is_absolute() and ".." not in below.parts:
             near = file.parent / below

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, named_classes
+from ctvr.methods.backbone.own_architecture import is_own
 from ctvr.methods.user_code import installed_names
 from ctvr.orchestrator import memo
 from ctvr.orchestrator.config import Settings
@@ -80,11 +81,13 @@ def question_of(
         return None
     if installed_names() & {word for value in values for word in re.split(r"[^\w.-]+", str(value))}:
         return None
+    if stream.name in installed_names() or any(is_own(str(settings.get(name, ""))) for name in BACKBONES):
+        return None
     if any(given.get(name) for given in (settings, stream.settings) for name in OTHER_STREAMS):
         return None
     texts = (os.path.expanduser(value) for value in values if isinstance(value, str))
     videos = dict.fromkeys(item.path for _, _, item in iter_items(stream))
-    paths = [*videos, *(text for text in texts if os.path.exists(text))]
+    paths = [*videos, *(path for text in texts if os.path.exists(text) for path in _with_neighbors(text))]
     files = []
     for path in dict.fromkeys([*paths, *filter(None, [stream.text_features])]):
         try:
@@ -100,7 +103,14 @@ def question_of(
     return ["key of a run", given, list(presets), of_stream, files, _machine()]
 
 
+def _with_neighbors(path: str) -> list[str]:
+    """Return a path and the files in its folder, because shards and preprocessing settings are next to weights."""
+    with os.scandir(os.path.dirname(path) or ".") as found:
+        return [path, *sorted(each.path for each in found if each.is_file())]
+
+
 METHODS = ("method", "method.base")
+BACKBONES = ("backbone.name", "upgrade.backbone")  # a path has a tokenizer that the path does not name
 OTHER_STREAMS = ("evaluation.also", "evaluation.distractors", "upgrade.stream")  # not among the stream's files
 
 

@@ -174,7 +174,11 @@ def stream_digest(name: str) -> dict[str, str]:
 def backbone_digest(*names: str) -> dict[str, str]:
     """Return, by name, the digest of the code of each backbone that is an entry point; {} for all others."""
     found = {name: entry_point(name) for name in names}
-    return {f"code of backbone {name}": digest_closure(point.module) for name, point in found.items() if point}
+    return {
+        f"code of backbone {name}": digest_of([point.value, digest_closure(point.module)])
+        for name, point in found.items()
+        if point
+    }
 
 
 def code_digests(method: str, base: str | None = None) -> dict[str, str]:

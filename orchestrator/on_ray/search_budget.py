@@ -61,9 +61,9 @@ def count_known(search: SearchConfig, number: int, later: int = 0, length: int =
     Args:
         search: settings of the search.
         number: number of the proposed trial, from 1.
-        later: number of tasks from the first rung to the results. While a trial trains them, other trials start:
-            `search.lag` trials in the time of `mean_tasks` tasks. In brackets, all results of a bracket count when it
-            has ended.
+        later: number of tasks between the first rung and the rung whose results are used; 0: the first rung. While a
+            trial trains these tasks, other trials start: `search.lag` trials in the time of `mean_tasks` tasks. With
+            brackets it has no effect, because all results of a bracket are used when the bracket has ended.
         length: number of tasks of the stream.
     """
     if search.lag:
@@ -103,9 +103,11 @@ def inform_half(search: SearchConfig, trials: int, places: float) -> SearchConfi
 def fit_search(search: SearchConfig, trials: int, length: int, places: float) -> SearchConfig:
     """Return the settings of a search that suit a cluster: a lag for TPE, otherwise brackets.
 
-    TPE also uses brackets in three cases: a bracket fills the few worker slots; there are so few trials that a lag that
-    informs half of them would be below `bracket_size` or would take longer; or there are several objectives, for which
-    TPE uses complete trials only. A lag or brackets that the user gave are kept. See `brackets_for` for the arguments.
+    TPE also uses brackets in three cases. (1) One bracket has more trials than the cluster has worker slots. (2) There
+    are too few trials for a lag: if at most half of them are random, the lag is below `bracket_size`, or the search
+    takes longer than with brackets. (3) There are several objectives, for which TPE uses complete trials only.
+
+    A lag or brackets that the user gave are kept. See `brackets_for` for the arguments.
     """
     if search.lag or search.brackets_at_once:
         return search

@@ -162,7 +162,10 @@ def score_matrices(model: Model, number: int) -> tuple[Tensor, Tensor, list[str]
 
 
 class AttentionRecorder:
-    """Recorder of the attention of class tokens by block, averaged over heads, (G, P) and (V, T, P)."""
+    """Recorder of the attention of class tokens to patches in each block, averaged over heads.
+
+    `spatial` is within a frame, (G, P); `temporal` is between neighboring frames, (V, T, P).
+    """
 
     def __init__(self) -> None:
         self.spatial: dict[int, Tensor] = {}

@@ -98,12 +98,17 @@ class Plugins:
         }
 
     def _installed(self) -> dict[str, EntryPoint]:
+        """Return the entry points by name; of equal ones, `_find` refuses those that are used."""
         return {point.name: point for point in entry_points(group=f"ctvr.{self.group}")}
 
     def _find(self, name: str) -> tuple[EntryPoint, bool]:
         """Return the entry point of a name, and whether a package has installed it."""
         others = self._installed()
         if name in others:
+            same = entry_points(group=f"ctvr.{self.group}", name=name)
+            if len({point.value for point in same}) > 1:
+                owners = " and ".join(sorted(point.dist.name if point.dist else point.module for point in same))
+                raise ConfigError(f"{name} is a {self.kind} of {owners}", self.setting, remedy="Uninstall one of them.")
             return others[name], True
         if re.fullmatch(r"\w[\w.]*:[^\W\d][\w.]*", name):
             return EntryPoint(name, name, f"ctvr.{self.group}"), False

@@ -18,7 +18,7 @@ _UNIT = 64 * 1024  # bytes; unit of the counter of writes to the cache
 
 
 class _Copies(LocalFiles):
-    """Copies of objects of all stores, which listings date by their last use."""
+    """Folder of copies; the time of a copy in a listing (`names`) is the time of its last use."""
 
     def time_of(self, status: os.stat_result) -> float:
         return max(status.st_atime, status.st_mtime)

@@ -86,7 +86,7 @@ class Recorder:
         if method.declared.is_transductive:
             tags["ctvr.transductive"] = "true"
         settings = self.experiment.settings
-        may_exist = done == len(stream.tasks) and self.parent is None and not self.keep_model
+        may_exist = done == len(stream.tasks) and self.parent is None and not self.keep_model and not self.run_id
         if may_exist and (found := find_complete(self.tracker, stream.name, settings, tags)) is not None:
             self.run_id, self.name, self._is_closed = found.run_id, found.name, True
             return

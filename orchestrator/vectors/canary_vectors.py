@@ -72,7 +72,9 @@ def _side(
         raise ConfigError(f"{_ids_of(side)} is not a list of names", path, str(ids.dtype), remedy=_SAVE)
     if vectors.ndim != 2 or vectors.dtype.kind not in "fiu" or not vectors.shape[1]:
         got = f"{vectors.shape} of {vectors.dtype}"
-        raise ConfigError(f"{side} is not an array (n, d) of numbers", path, got, remedy="Pool frames, then save it.")
+        raise ConfigError(
+            f"{side} is not an array (n, d) of numbers", path, got, remedy="Save one vector of numbers for each canary."
+        )
     if len(ids) != len(vectors):
         raise ConfigError(f"{_ids_of(side)} has {len(ids)} names for {len(vectors)} {side}", path, remedy=_SAVE)
     given = [each.decode(errors="replace") if isinstance(each, bytes) else str(each) for each in ids.tolist()]
@@ -81,7 +83,8 @@ def _side(
             fault = "occurs twice" if name in names else "is not the id of a canary"
             raise ConfigError(f"{side}: {name[:60]!r} {fault}", path, remedy="Keep the ids of `ctvr streams canaries`.")
     if missing := [name for name in names if name not in given]:
-        raise ConfigError(f"{side}: lacks {len(missing)} of {len(names)} canaries", path, missing[0], "Embed them too.")
+        fault = f"{side}: lacks {len(missing)} of {len(names)} canaries, for example {missing[0]}"
+        raise ConfigError(fault, path, remedy="Embed them too.")
     ordered = vectors[[given.index(name) for name in names]]
     _check_numbers(path, side, names, ordered, permit_infinite)
     return ordered

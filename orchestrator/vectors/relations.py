@@ -25,7 +25,7 @@ def turns(old: Matrix, new: Matrix) -> Matrix:
 
 
 def factors(old: Matrix, new: Matrix) -> Matrix:
-    """Return the ratio of the lengths of each row, (n,)."""
+    """Return the length of each row of `new` divided by that of the same row of `old`, (n,)."""
     made: Matrix = np.linalg.norm(new, axis=1) / np.linalg.norm(old, axis=1)
     return made
 

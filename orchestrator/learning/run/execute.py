@@ -21,7 +21,7 @@ from ctvr.orchestrator.data.batches import StreamData, check_pairs
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.device import memory_of, set_determinism
 from ctvr.orchestrator.data.frames import DEFAULT_RESIZE, FrameSource
-from ctvr.orchestrator.data.frozen_features import frozen_features
+from ctvr.orchestrator.data.frozen_features import FrozenFeatures, frozen_features
 from ctvr.orchestrator.data.images import ImageData, ImageSource
 from ctvr.orchestrator.data.imported_features import frame_source
 from ctvr.orchestrator.data.prepare import passes, prepare_stream
@@ -29,7 +29,7 @@ from ctvr.orchestrator.data.questions import QuestionData
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import CommitConflict, ConfigError
 from ctvr.orchestrator.keys.prefix_reuse import AccessLog
-from ctvr.orchestrator.keys.run_key import NON_IDENTITY_SETTINGS, frames_digest
+from ctvr.orchestrator.keys.run_key import NON_IDENTITY_SETTINGS, backbone_digest, frames_digest
 from ctvr.orchestrator.learning.evaluation.own_metrics import try_metrics
 from ctvr.orchestrator.learning.evaluation.protocols import protocol_of
 from ctvr.orchestrator.learning.evaluation.unseen import load_others, others_digest, prepare_others
@@ -205,7 +205,7 @@ def execute(
     def begin() -> Loop:
         clip = clips.pop() if clips else load_backbone(experiment, stream, workers.device)
         method = make_method(experiment, clip, stream).to(workers.device)
-        mine = data.with_features(frozen_features(method, store, experiment.run.precision))
+        mine = data.with_features(_features(method, store, experiment))
         if change and workers.broadcast(commits.finished(len(stream.tasks))) >= change - 1:
             reads.update(name for name in complete.settings if name.startswith("upgrade."))
             new = make_method(newer, load_backbone(newer, second, workers.device), second).to(workers.device)
@@ -217,6 +217,10 @@ def execute(
 
     with memory_of(workers.device):
         return _to_the_end(begin, key, stream, change)
+
+
+def _features(method: Method, store: Store, experiment: Experiment) -> FrozenFeatures | None:
+    return frozen_features(method, store, experiment.run.precision, backbone_digest(experiment.backbone.name))
 
 
 def _to_the_end(begin: Callable[[], Loop], key: str, stream: Stream, change: int = 0) -> Result:
@@ -331,7 +335,7 @@ def zero_shot_curve(
 
         def begin() -> Loop:
             method = make_method(zero, backbone, stream).to(data.device)
-            mine = data.with_features(frozen_features(method, store, zero.run.precision))
+            mine = data.with_features(_features(method, store, zero))
             return Loop(method, mine, config, commits, Workers(device=data.device))
 
         _to_the_end(begin, commits.run, stream)

@@ -15,6 +15,7 @@ from ctvr.orchestrator.data.frames import FrameSource
 from ctvr.orchestrator.data.frozen_features import KIND as FEATURES
 from ctvr.orchestrator.data.frozen_features import WORTH, frozen_features
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.keys.run_key import backbone_digest
 from ctvr.orchestrator.learning.run.factory import load_clip, make_method
 from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.store.packer import Packer
@@ -45,7 +46,7 @@ class Featurizer:
         stream = load_stream(experiment.run.stream, places.root, places.videos)
         clip, store = load_clip(experiment.backbone), places.open_store()
         method = make_method(experiment, clip).to(device)
-        features = frozen_features(method, store, experiment.run.precision)
+        features = frozen_features(method, store, experiment.run.precision, backbone_digest(experiment.backbone.name))
         if features is None:
             raise ConfigError(
                 f"--features: {experiment.run.method} leaves {method.frozen_blocks} of {len(clip.vision.blocks)} "

@@ -69,8 +69,8 @@ class EpochState:
 
     Attributes:
         done: finished epochs.
-        best: score and state of the best epoch, with `evaluation.select=best`.
-        waited: number of epochs since the best epoch.
+        best: score and state of the best epoch (of equal ones the last) with `evaluation.select=best`; otherwise None.
+        waited: number of epochs since the score last rose, counted from `evaluation.patience_start` on.
         is_over: whether training stops early (`evaluation.patience`).
     """
 

@@ -138,10 +138,10 @@ def test_features_come_back_as_they_were_made(clip, frames, tmp_path, precision)
 def test_the_key_has_everything_that_decides_the_features(clip, tmp_path, monkeypatch):
     store, tower = Store.open(tmp_path), clip.vision
 
-    def maker(blocks: int = 2, precision="fp32") -> str:
-        return FrozenFeatures(store, clip, blocks, precision).maker
+    def maker(blocks: int = 2, precision="fp32", code=None) -> str:
+        return FrozenFeatures(store, clip, blocks, precision, code).maker
 
-    makers = [maker(), maker(blocks=3), maker(precision="bf16")]
+    makers = [maker(), maker(blocks=3), maker(precision="bf16"), *(maker(code={"code": of}) for of in "ab")]
     with torch.no_grad():
         tower.blocks[2].ln_1.weight[0] += 1  # takes no part in the first two blocks
         tower.proj[0, 0] += 1
@@ -153,7 +153,7 @@ def test_the_key_has_everything_that_decides_the_features(clip, tmp_path, monkey
         "ctvr.orchestrator.data.frozen_features.numerics_flags", lambda device: {"cudnn.allow_tf32": True}
     )
     makers.append(maker())  # another way of computing on a GPU
-    assert len(set(makers)) == 7
+    assert len(set(makers)) == 9
 
 
 @pytest.mark.parametrize("change", ["activation", "heads", "mean", "std", "name", "epsilon", "open_clip"])

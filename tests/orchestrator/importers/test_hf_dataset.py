@@ -50,6 +50,14 @@ def test_a_folder_that_is_none_or_is_empty_is_refused(tmp_path):
         import_dataset(tmp_path / "empty", None)
 
 
+def test_a_video_lists_relevant_videos_for_every_caption_or_for_none(tmp_path):
+    rows = [one("a"), {**one("a"), "relevant": [["a"]]}]
+    for number, order in enumerate((rows, rows[::-1])):
+        folder = write(tmp_path / str(number), *order)
+        with refuses("relevant", "a.mp4", remedy=True):
+            import_dataset(folder, tmp_path / "out.json")
+
+
 def test_names_in_parquet_start_from_its_folder(tmp_path):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     for split, names in (("train", ["a/0.mp4", "b/1.mp4"]), ("test", ["a/2.mp4", "0/3.mp4"])):

@@ -98,6 +98,19 @@ def test_code_of_an_installed_package_is_always_resolved(made, here, monkeypatch
         assert question_of({**SETTINGS, name: value}, (), stream) is None
 
 
+def test_files_next_to_weights_count_and_own_architectures_are_always_resolved(made, here, tmp_path):
+    stream = load_stream(str(made[0] / "small" / "small.json"), made[0])
+    weights, about = tmp_path / "own.safetensors", tmp_path / "open_clip_config.json"
+    weights.touch()
+    settings = {**SETTINGS, "backbone.weights": str(weights)}
+    alone = question_of(settings, (), stream)
+    about.write_text("{}")
+    both = question_of(settings, (), stream)
+    about.write_text("{ }")
+    assert len({str(each) for each in (alone, both, question_of(settings, (), stream))}) == 3
+    assert question_of({**SETTINGS, "backbone.name": str(about)}, (), stream) is None
+
+
 def test_at_last_a_changed_video_is_another_command(made, here):
     (video, *_) = sorted((made[0] / "small").rglob("*test_0.mp4"))
     before = os.stat(video)

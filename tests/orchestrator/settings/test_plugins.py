@@ -54,6 +54,12 @@ def test_a_built_in_name_cannot_be_replaced_and_the_user_is_told(site, caplog):
     assert KINDS.digests(["ours"]) == {}
 
 
+def test_two_packages_with_one_name_are_refused(site):
+    install(site, "rival", {"ctvr.metrics": {"good": "rival:good"}}, rival="def good(x): return x")
+    with refuses("good", "fine", "rival", where="evaluation.metrics", remedy=True):
+        KINDS.load("good")
+
+
 def test_a_function_in_a_file_is_loaded_only_if_the_user_trusts_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_measure.py").write_text("def half(): return 0.5")
