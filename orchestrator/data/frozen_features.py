@@ -143,8 +143,8 @@ def frozen_features(
 ) -> FrozenFeatures | None:
     """Return the features for a new method, and set the block at which they enter its vision tower.
 
-    `code` is that of `FrozenFeatures`. Returns None if the method has too few frozen leading blocks, several CLIP models,
-    or imported features.
+    `code` is that of `FrozenFeatures`. Returns None if the method has too few frozen leading blocks, several CLIP
+    models, or imported features.
     """
     clips = [module for module in method.modules() if isinstance(module, Clip)]
     if any(clip.vision.takes_features for clip in clips):

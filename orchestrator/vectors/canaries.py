@@ -3,7 +3,7 @@
 Clips are (24, H, W, 3) uint8 at 12 frames per second, drawn without random numbers. Most inputs have a partner, so
 that each change of an embedder's pipeline has its own effect on the vectors:
 
-    grey (the name of the clip)         a change of channels, frames, pooling, crop or resize leaves it unchanged
+    clip without colors                 a change of channels, frames, pooling, crop or resize leaves it unchanged
     red, blue; scene_a, moving, *_bgr   one is the other with exchanged channels
     halves, halves_back                 scene_a then scene_b, and the reverse: the pooling follows from these four
     tail, flicker                       depend on the number of frames and on which are sampled

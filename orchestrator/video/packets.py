@@ -73,8 +73,8 @@ class Reader:
         """Record a non-empty packet.
 
         Raises:
-            VideoError: if `strict` and a packet from the first key frame on is marked as corrupt. In MPEG-TS it is raised
-                only if none of the next two packets is an intact key frame.
+            VideoError: if `strict` and a packet from the first key frame on is marked as corrupt. In MPEG-TS it is
+                raised only if none of the next two packets is an intact key frame.
         """
         self.count += 1
         if self.first_key is None and packet.is_keyframe and packet.pts is not None:
