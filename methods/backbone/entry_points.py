@@ -25,6 +25,7 @@ from ctvr.methods.backbone.blocks import Block, Seams, TokenState, record, run_b
 from ctvr.methods.backbone.checkpoint import check, read_checkpoint
 from ctvr.methods.backbone.clip import Clip, TextTower, VisionTower
 from ctvr.methods.backbone.openclip_towers import EndMarked, text_of, to_open_clip, unmark, vision_of
+from ctvr.methods.backbone.own_model import is_of_transformers
 from ctvr.methods.backbone.weight_settings import WeightSettings
 from ctvr.methods.backbone.weights import reason_of
 from ctvr.methods.settings import SettingError
@@ -146,8 +147,9 @@ def _make(point: EntryPoint, source: Any) -> Clip:
         raise _fault(point, widths, "Return (G, d) and (B, d) of one width d.")
     from open_clip import CLIP, CustomTextCLIP
 
-    if isinstance(source, CLIP | CustomTextCLIP):
-        vision, words = vision_of(source, point.name), text_of(source)
+    is_open_clips = isinstance(source, CLIP | CustomTextCLIP)
+    if is_open_clips:
+        vision, words = vision_of(source, point.name), text_of(source, is_of_transformers(source.tokenize))
     else:
         vision, words = OwnVision(point, source, example, image), OwnText(point, source, example, text)
         names = [{name for name, _ in each.source.named_parameters()} for each in (vision, words)]
@@ -157,7 +159,11 @@ def _make(point: EntryPoint, source: Any) -> Clip:
             raise _fault(
                 point, f"reads {what} for images and for captions", "Use separate weights for the two encoders."
             )
-    return OwnClip(point.name, source, vision, words, own)
+    clip = OwnClip(point.name, source, vision, words, own).eval()
+    with torch.no_grad():
+        _require_equal(point, clip.vision(example.images[None])[0], image, () if is_open_clips else _IMAGE)
+        _require_equal(point, clip.text(clip.tokenize(["a red box"])), text, () if is_open_clips else _TEXT)
+    return clip
 
 
 @dataclass
@@ -213,9 +219,14 @@ def _heads(blocks: Any) -> int:
 
 
 def _require_equal(point: EntryPoint, found: Tensor, expected: Tensor, names: Sequence[str]) -> None:
-    if not torch.allclose(found, expected, rtol=_CLOSE, atol=_CLOSE * float(expected.abs().max())):
-        text = f"{names[1]}, {names[0]} and {names[2]} together differ from its encoder"
-        raise _fault(point, text, f"Correct or omit {names[0]}.")
+    """Refuse an encoder that computes other features than its hook points; `names` is () for open_clip's classes."""
+    if torch.allclose(found, expected, rtol=_CLOSE, atol=_CLOSE * float(expected.abs().max())):
+        return
+    if not names:
+        fault = "returned a model of open_clip whose encoders compute other features than its blocks"
+        raise _fault(point, fault, "Return a torch.nn.Module that is not a subclass of open_clip's CLIP.")
+    text = f"{names[1]}, {names[0]} and {names[2]} together differ from its encoder"
+    raise _fault(point, text, f"Correct or omit {names[0]}.")
 
 
 class OwnVision(VisionTower):
@@ -240,8 +251,6 @@ class OwnVision(VisionTower):
             self.num_tokens, self.width = map(int, self.source.embed_image(example.images).shape[1:])
             self.heads = _heads(self.blocks)
         self.entry, self.takes_features = 0, False
-        with torch.no_grad():
-            _require_equal(point, self.eval()(example.images[None])[0], expected, _IMAGE)
 
     def embed(self, frames: Tensor) -> tuple[Tensor, TokenState]:
         batch, num_frames = frames.shape[:2]
@@ -289,9 +298,6 @@ class OwnText(TextTower):
         if len(self.blocks):
             self.width = int(self.source.embed_text(ids).shape[-1])
             self.heads = _heads(self.blocks)
-        with torch.no_grad():
-            found = self.eval()(EndMarked(lambda texts: ids, self)(["a red box"]))
-            _require_equal(point, found, expected, _TEXT)
 
     def forward(self, tokens: Tensor, seams: Seams | None = None) -> Tensor:
         """Embed captions with an end mark: (B, L) int64 -> (B, d), not normalized."""

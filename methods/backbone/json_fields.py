@@ -24,7 +24,7 @@ def read_object(file: Path, what: str = "the settings of the weights") -> dict[s
     except (ValueError, RecursionError):
         read = None
     if not isinstance(read, dict):
-        raise ValueError(f"{file}: is not a JSON object with {what}. Fetch the file again.")
+        raise ValueError(f"{file}: is not a JSON object with {what}. Download the file again.")
     return read
 
 
@@ -33,7 +33,7 @@ def get_typed(config: Mapping[str, Any], name: str, kind: type, what: str, sourc
     value = config.get(name)
     if value is None or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
         return value
-    raise ValueError(f"{source}: {name} must be {what} (got {reprlib.repr(value)}). Fetch the file again.")
+    raise ValueError(f"{source}: {name} must be {what} (got {reprlib.repr(value)}). Download the file again.")
 
 
 def get_object(config: Mapping[str, Any], name: str, source: Path) -> dict[str, Any]:
@@ -46,5 +46,5 @@ def get_whole(config: Mapping[str, Any], name: str, source: Path, most: int = MO
     what = f"a whole number of 1 to {most}"
     value: int | None = get_typed(config, name, int, what, source)
     if value is not None and not 0 < value <= most:
-        raise ValueError(f"{source}: {name} must be {what} (got {reprlib.repr(value)}). Fetch the file again.")
+        raise ValueError(f"{source}: {name} must be {what} (got {reprlib.repr(value)}). Download the file again.")
     return value

@@ -86,7 +86,7 @@ def load_backbone(
         assert own is not None  # not shipped, not UMT
         source, tokenize = _open_clip(name, weights, seed, sha256, own)
         mean, std = list(own.mean), list(own.std)
-    vision, text = vision_of(source, name), WholeText(source) if is_of_transformers(tokenize) else text_of(source)
+    vision, text = vision_of(source, name), text_of(source, is_of_transformers(tokenize))
     if isinstance(text, WholeText):
         tokenize = EndMarked(tokenize, text)
     clip = Clip(source, tokenize, mean, std, name, vision, text).eval()
@@ -129,11 +129,9 @@ def check_backbone(
     """
     weights = weights_of(name, weights)
     if sha256 and not is_path(weights):
-        raise SettingError(f"<sha256> applies to a file, and <weights>={weights!r} is not a file", "Leave it out.")
+        raise SettingError(f"<sha256> applies to a file, and <weights>={weights!r} is not a file", "Omit it.")
     if vocabulary and name not in UMT:
-        raise SettingError(
-            f"<vocabulary>={vocabulary!r} applies to UMT only; {name} has its own tokenizer", "Leave it out."
-        )
+        raise SettingError(f"<vocabulary>={vocabulary!r} applies to UMT only; {name} has its own tokenizer", "Omit it.")
     if name == VECTORS:
         known, others = [IMPORTED], IMPORTED
     elif name in SHIPPED or name in UMT:
@@ -146,7 +144,7 @@ def check_backbone(
         known = tags_of(name)
         others = f"random, a file, or one of: {', '.join(known)}" if known else "random or a file"
     if "://" in weights:
-        raise SettingError(f"<weights>={weights!r} is an address", "Fetch the file, and set <weights> to its path.")
+        raise SettingError(f"<weights>={weights!r} is a URL", "Download the file, and set <weights> to its path.")
     if is_path(weights):
         files_of(expand_path(weights))
     elif weights not in ("random", *known) or (weights == "random" and entry_point(name)):

@@ -33,14 +33,14 @@ def vision_of(source: Any, name: str) -> VisionTower:
     return TimmVision(visual, name) if type(visual).__name__ == "TimmModel" else VisionTower(visual)
 
 
-def text_of(source: Any) -> TextTower:
-    """Rebuild the text tower of an open_clip model.
+def text_of(source: Any, is_of_transformers: bool = False) -> TextTower:
+    """Rebuild the text tower of an open_clip model; with a tokenizer of transformers, the largest id is not the end.
 
     Raises:
         ValueError: for a network that cannot be rebuilt from the blocks of blocks.py.
     """
     text = source.text if hasattr(source, "text") else source
-    is_plain = _pool_of(text) in {"argmax", ""} and text.attn_mask is not None
+    is_plain = _pool_of(text) in {"argmax", ""} and text.attn_mask is not None and not is_of_transformers
     return TextTower(text) if is_plain else WholeText(text)
 
 

@@ -18,14 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from ctvr.methods.backbone.architectures import open_clip_folder
-from ctvr.methods.backbone.json_fields import get_object, get_typed, get_whole, read_object
+from ctvr.methods.backbone.json_fields import MOST, get_object, get_typed, get_whole, read_object
 from ctvr.methods.settings import SettingError
 from ctvr.methods.user_paths import expand_path
 
 OPEN_CLIP, TRANSFORMERS = "open_clip_config.json", "config.json"
-TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "spiece.model")  # files of a tokenizer of transformers
-VOCABULARIES = ("vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json")
+TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "spiece.model")  # a tokenizer of transformers has one of them
 CLIP_WORDS = 49408  # entries of CLIP's vocabulary, which open_clip contains
+_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf"}
+_LARGEST = 2**28  # bytes of a file that may belong to a tokenizer
+_SIZES = ("layers", "width", "head_width", "heads", "image_size", "patch_size", "context_length", "vocab_size")
+# Largest accepted sizes, if not MOST; open_clip's own architectures have up to 56 layers and 901,629 words
+_MOST = {"layers": 1000, "num_hidden_layers": 1000, "vocab_size": 10**6}
 _FIELDS = ("embed_dim", "vision_cfg", "text_cfg")
 _TOKENIZER_OPTIONS = {"clean", "strip_sep_token", "language", "bpe_path"}  # no `trust_remote_code`
 # Sizes that transformers leaves out of config.json where they equal these
@@ -92,12 +96,20 @@ def has_tokenizer(name: str) -> bool:
 
 
 def tokenizer_digests(name: str, described: Mapping[str, Any]) -> list[str]:
-    """Return the SHA-256 of each file of the tokenizer that an architecture has next to it."""
+    """Return name and SHA-256 of each file from which a tokenizer next to an architecture may be built.
+
+    Each class of tokenizers in transformers reads files of other names, so all files of the folder count, except
+    weights and files of more than `_LARGEST` bytes.
+    """
     text, folder = described["text_cfg"], own_folder(name)
-    own = (text.get("tokenizer_kwargs") or {}).get("bpe_path")
-    files = [folder / own] if own else [folder / file for file in (*TOKENIZERS, *VOCABULARIES)]
-    used = files if own or text.get("hf_tokenizer_name") else []
-    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in used if os.path.isfile(file)]
+    used = []
+    if text.get("hf_tokenizer_name"):
+        used = sorted(folder.iterdir()) if has_tokenizer(name) else []
+    elif own := (text.get("tokenizer_kwargs") or {}).get("bpe_path"):
+        used = [folder / own]
+    files = [each for each in used if each.is_file() and each.suffix not in _WEIGHTS]
+    small = [each for each in files if each.stat().st_size <= _LARGEST]
+    return [f"{each.name} {hashlib.sha256(each.read_bytes()).hexdigest()}" for each in small]
 
 
 def _find(name: str) -> tuple[Path, dict[str, Any]]:
@@ -125,6 +137,8 @@ def _checked(model: Mapping[str, Any], file: Path) -> dict[str, Any]:
         raise ValueError(f"{file}: lacks {', '.join(missing)}. Add {'it' if len(missing) == 1 else 'them'}.")
     get_whole(model, "embed_dim", file)
     vision, text = (dict(get_object(model, field, file)) for field in _FIELDS[1:])
+    for config in (vision, text):
+        _check_sizes(config, file)
     if "multimodal_cfg" in model or "hf_model_name" in text:
         what = "multimodal_cfg" if "multimodal_cfg" in model else "text_cfg.hf_model_name"
         raise ValueError(f"{file}: has {what}, in whose blocks methods cannot act. Use a CLIP or a SigLIP.")
@@ -144,6 +158,14 @@ def _checked(model: Mapping[str, Any], file: Path) -> dict[str, Any]:
     return {**model, "vision_cfg": vision, "text_cfg": text}
 
 
+def _check_sizes(config: Mapping[str, Any], file: Path) -> None:
+    """Refuse sizes beyond those of any model; building it would fill the memory. A size may be a list of several."""
+    for name in _SIZES:
+        value = config.get(name)
+        for each in value if isinstance(value, list) else [value]:
+            get_whole({name: each}, name, file, _MOST.get(name, MOST))
+
+
 def _of_transformers(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
     kind = get_typed(config, "model_type", str, "a text", file) or "clip"
     if "auto_map" in config:
@@ -158,7 +180,7 @@ def _of_transformers(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def _sizes(config: Mapping[str, Any], defaults: Mapping[str, int], file: Path) -> dict[str, int]:
-    return {name: get_whole(config, name, file, 10**9) or default for name, default in defaults.items()}
+    return {name: get_whole(config, name, file, _MOST.get(name, MOST)) or default for name, default in defaults.items()}
 
 
 def _of_clip(
@@ -166,7 +188,7 @@ def _of_clip(
 ) -> dict[str, Any]:
     seen, read = _sizes(vision, _CLIP_VISION, file), _sizes(text, _CLIP_TEXT, file)
     if seen["hidden_size"] % seen["num_attention_heads"]:
-        raise ValueError(f"{file}: hidden_size is not a multiple of num_attention_heads. Fetch the file again.")
+        raise ValueError(f"{file}: hidden_size is not a multiple of num_attention_heads. Download the file again.")
     end = get_typed(text, "eos_token_id", int, "a whole number", file)
     is_last = end in (None, 2, read["vocab_size"] - 1)  # transformers reads an old file's 2 as the largest id
     activation = str(text.get("hidden_act", "quick_gelu"))

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctvr.methods.backbone.hub import fetch
+from ctvr.methods.backbone.hub import fetch, offline
 from ctvr.methods.backbone.own_architecture import has_tokenizer, own_folder, read_architecture
 from ctvr.methods.backbone.weight_settings import WeightSettings
 from ctvr.methods.backbone.weights import reason_of
+from ctvr.methods.settings import SettingError
 
 Tokenizer = Callable[[list[str]], Tensor]
 _COPY = "Run this command once on a machine with a network, and copy $HF_HOME (or ~/.cache/huggingface)."
@@ -45,15 +46,7 @@ def build_own(name: str, seed: int, own: WeightSettings) -> tuple[nn.Module, Tok
         torch.manual_seed(seed)
         try:
             source: nn.Module = kind(**config)
-        except (
-            TypeError,
-            ValueError,
-            KeyError,
-            AttributeError,
-            AssertionError,
-            ArithmeticError,
-            RuntimeError,
-        ) as error:
+        except Exception as error:  # of any kind, depending on the value in the file
             raise ValueError(f"{name}: open_clip cannot build it ({reason_of(error)}). Correct the file.") from error
     tokenizer = own_tokenizer(name, described, own.context_length)
     words = described["text_cfg"].get("vocab_size", 49408)
@@ -69,7 +62,7 @@ def own_tokenizer(name: str, described: Mapping[str, Any], length: int) -> Token
     """Return the tokenizer that an architecture states, for captions of `length` tokens.
 
     Raises:
-        ValueError: if it needs transformers, which is not installed.
+        ValueError: if it needs transformers, which is not installed, or open_clip cannot build it.
         SettingError: if it is not in the cache of the Hub and cannot be downloaded.
     """
     from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
@@ -82,18 +75,25 @@ def own_tokenizer(name: str, described: Mapping[str, Any], length: int) -> Token
             options["bpe_path"] = str(own_folder(name) / options["bpe_path"])
         try:
             plain: Tokenizer = SimpleTokenizer(context_length=length, **options)
-        except (OSError, EOFError, ValueError, IndexError, TypeError) as error:  # CLIP's own vocabulary is always there
+        except Exception as error:  # of any kind: of gzip, zlib and open_clip
             place = options.get("bpe_path", name)
             raise ValueError(
-                f"{place}: is not a vocabulary in CLIP's form ({reason_of(error)}). Correct it."
+                f"{place}: open_clip cannot build the tokenizer ({reason_of(error)}). Correct it."
             ) from error
         return plain
     options |= {"context_length": length, "tokenizer_mode": text.get("tokenizer_mode"), "trust_remote_code": False}
-    place = str(own_folder(name)) if has_tokenizer(name) else hub
     try:
-        found: Tokenizer = fetch(partial(HFTokenizer, place, **options), f"the tokenizer of {name}", _COPY)
+        if has_tokenizer(name):
+            with offline():
+                found: Tokenizer = HFTokenizer(str(own_folder(name)), **options)
+        else:
+            found = fetch(partial(HFTokenizer, hub, **options), f"the tokenizer of {name}", _COPY)
     except ImportError as error:
         raise ValueError(f"the tokenizer of {name} needs the package transformers: pip install transformers") from error
+    except SettingError:
+        raise
+    except Exception as error:  # of any kind: the package tokenizers raises plain Exception
+        raise ValueError(f"{name}: open_clip cannot build the tokenizer ({reason_of(error)}). Correct it.") from error
     return found
 
 

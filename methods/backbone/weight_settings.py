@@ -216,7 +216,7 @@ def _three(value: Any, source: str, is_positive: bool) -> tuple[float, ...]:
 def _read_preprocessor(file: Path, other: Path) -> dict[str, Any]:
     """Return the settings that preprocessor_config.json of transformers states.
 
-    The resize mode is left out if open_clip's file `other` exists.
+    The resize mode is omitted if open_clip's file `other` exists.
     """
     config = read_object(file)
     found = {"mean": config.get("image_mean"), "std": config.get("image_std")}

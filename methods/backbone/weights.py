@@ -39,8 +39,8 @@ _CHILD = (
 )
 # Files that are often given in place of weights, by their first bytes
 _STARTS = {
-    b"version https://git-lfs": "is a Git LFS pointer. Fetch the file itself: git lfs pull",
-    b"<": "is a web page, as a failed download leaves one. Fetch the file again",
+    b"version https://git-lfs": "is a Git LFS pointer. Download the file itself: git lfs pull",
+    b"<": "is a web page, as a failed download leaves one. Download the file again",
     b"\x1f\x8b": "is compressed (gzip). Unpack it",
     b"BZh": "is compressed (bzip2). Unpack it",
     b"\xfd7zXZ": "is compressed (xz). Unpack it",
@@ -106,15 +106,15 @@ def _describe_damage(file: Path, reason: str) -> str:
     if head[8:9] == b"{":  # of .safetensors: 8 bytes of length (any bytes), then JSON
         if not is_named_so:
             return f"{file}: is a .safetensors file with another suffix. Rename it to {file.stem}.safetensors."
-        return f"{file}: is damaged ({reason}). Fetch it again, or use a .safetensors or .pt file."
+        return f"{file}: is damaged ({reason}). Download it again, or use a .safetensors or .pt file."
     if head.startswith(b"PK\x03\x04") and is_named_so:
         return f"{file}: is a file of torch.save with another suffix. Rename it to {file.stem}.pt."
     if not start:
-        return f"{file}: is damaged or not a weights file (it is empty). Fetch it again."
+        return f"{file}: is damaged or not a weights file (it is empty). Download it again."
     for known, what in _STARTS.items():
         if start.startswith(known):
             return f"{file}: is damaged or not a weights file (it {what})."
-    return f"{file}: is damaged or not a weights file ({reason}). Fetch it again, or use a .safetensors or .pt file."
+    return f"{file}: is damaged or not a weights file ({reason}). Download it again, or use a .safetensors or .pt file."
 
 
 def reason_of(error: BaseException) -> str:

@@ -10,6 +10,7 @@ import ray
 import torch
 
 from ctvr.methods import trust, trusted
+from ctvr.orchestrator.addresses import is_address, name_addresses, named_addresses
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.data.device import require_gpu
 from ctvr.orchestrator.errors import StoreError
@@ -44,7 +45,7 @@ def featurize_on_nodes(settings: Settings, places: RunPaths, gpus: float = 0.0) 
         for block in map_blocks(
             len(items),
             _Tower,
-            fn_constructor_args=(settings, places, list(items), gpus > 0, trusted()),
+            fn_constructor_args=(settings, places, list(items), gpus > 0, (*trusted(), *named_addresses())),
             num_cpus=0.9,  # the task that supplies the data needs the rest
             num_gpus=gpus or None,
             concurrency=max(1, min(room, num_blocks(len(items)))),
@@ -60,7 +61,7 @@ class _Tower:
     """Ray actor that holds a frozen tower on a node."""
 
     def __init__(
-        self, settings: Settings, places: RunPaths, items: list[Item], has_gpu: bool, classes: Sequence[str]
+        self, settings: Settings, places: RunPaths, items: list[Item], has_gpu: bool, named: Sequence[str]
     ) -> None:
         """Load the tower.
 
@@ -69,9 +70,10 @@ class _Tower:
             places: paths, valid on every node.
             items: videos of the job.
             has_gpu: whether Ray assigned a GPU to this actor. Ray does not hide GPUs from an actor that has none.
-            classes: classes that the driver's user trusts.
+            named: classes and addresses that the driver's user trusts.
         """
-        trust(classes)
+        trust(named)
+        name_addresses(name for name in named if is_address(name))
         torch.set_num_threads(1)  # there is one tower per CPU
         if has_gpu:
             require_gpu()

@@ -42,6 +42,9 @@ TIMM = {
     "eva02_base_": (12, 768, 4.0),
     "eva02_large_": (24, 1024, 4.0),
 }
+# Sizes that open_clip uses where a configuration omits them
+_VISION = {"layers": 12, "width": 768, "mlp_ratio": 4.0, "patch_size": 16}
+_TEXT = {"layers": 12, "width": 512, "mlp_ratio": 4.0, "context_length": 77, "vocab_size": 49408}
 _free_at_start: int | None = None  # free bytes on this machine before this process started Ray
 
 
@@ -76,21 +79,23 @@ def model_size(name: str) -> Size | None:
     described, side = read_description(name), image_size(name)
     if described is None or side is None:
         return None
-    text, joint = described.get("text_cfg", {}), described["embed_dim"]
-    vision = _timm_tower(described["vision_cfg"]) or described["vision_cfg"]
-    patch, pool = vision.get("patch_size"), vision.get("pool_weights", 0)
-    if not isinstance(vision.get("layers"), int) or not isinstance(patch, int) or "width" not in text:
+    vision = _timm_tower(described["vision_cfg"]) or _VISION | described["vision_cfg"]
+    text, joint = _TEXT | described.get("text_cfg", {}), described["embed_dim"]
+    needed = [joint, *(vision[name] for name in _VISION), *(text[name] for name in _TEXT)]
+    is_of_others = "timm_model_name" in vision or "hf_model_name" in text
+    if is_of_others or any(type(each) not in (int, float) or each <= 0 for each in needed):
         return None
+    patch, pool = vision["patch_size"], vision.get("pool_weights", 0)
     tokens, width, depth = (side // patch) ** 2 + 1, vision["width"], vision["layers"]
-    words, channels, blocks = text.get("context_length", 77), text["width"], text["layers"]
+    words, channels, blocks = text["context_length"], text["width"], text["layers"]
     seen = (_block_weights(vision) * depth + pool) * width**2 + (3 * patch**2 + tokens + joint) * width
-    read = _block_weights(text) * blocks * channels**2 + (text.get("vocab_size", 49408) + words + joint) * channels
+    read = _block_weights(text) * blocks * channels**2 + (text["vocab_size"] + words + joint) * channels
     return Size(round(seen + read), tokens * depth * width, words * blocks * channels)
 
 
 def _block_weights(tower: Mapping[str, Any]) -> float:
     """Return a transformer block's number of weights over its squared width: 4 for attention, plus the MLP."""
-    return 4 + 2 * float(tower.get("mlp_ratio", 4.0))
+    return 4 + 2 * float(tower["mlp_ratio"])
 
 
 def _timm_tower(vision: Mapping[str, Any]) -> dict[str, Any] | None:

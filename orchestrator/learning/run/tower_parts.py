@@ -27,7 +27,8 @@ from ctvr.orchestrator.method_checks.tiny_models import make_batch, make_small_c
 from ctvr.orchestrator.settings.experiment import Experiment
 
 HOOKS, MLP, CLASS, END = "hook points", "CLIP's MLP", "a class token", "an end-of-text token"
-PARTS = (HOOKS, MLP, CLASS, END)
+UNKNOWN = "unknown parts"  # of a method that fails on the tiny CLIP; only CLIP surely offers them
+PARTS = (HOOKS, MLP, CLASS, END, UNKNOWN)
 TOWERS = {"vision": "image tower", "text": "text tower"}
 # Sizes and facts that every tower has
 _EVERYWHERE = {"blocks", "width", "heads", "classes", "num_tokens", "embed_dim", "context_length", "causal", "reducers"}
@@ -114,9 +115,9 @@ def _watched_clip() -> Clip:
 def parts_used(experiment: Experiment) -> set[tuple[str, str]]:
     """Return the parts that a method uses under its settings, as pairs of `vision` or `text` and the part.
 
-    A method that fails on the tiny CLIP is recorded until then; a run with the method reports the failure.
+    A method that fails on the tiny CLIP is recorded until then. Unless it is `backbone_agnostic`, it also uses UNKNOWN.
     """
-    log, cls = _Log(), find_method(experiment.run.method)
+    log, cls, unknown = _Log(), find_method(experiment.run.method), set()
     token = _LOG.set(log)
     try:
         with torch.random.fork_rng(devices=[]):
@@ -124,10 +125,11 @@ def parts_used(experiment: Experiment) -> set[tuple[str, str]]:
             base = find_method(experiment.method.base)(experiment.base, clip) if cls.wraps else clip
             _use(cls(experiment.method, base), min(experiment.data.num_frames, _MOST_FRAMES))
     except Exception:  # of any method, on sizes that are not its own
-        pass
+        if not experiment.capabilities.backbone_agnostic:
+            unknown = {(tower, UNKNOWN) for tower in TOWERS}
     finally:
         _LOG.reset(token)
-    return log.used | _positions(experiment, log.used)
+    return log.used | _positions(experiment, log.used) | unknown
 
 
 def _positions(experiment: Experiment, used: set[tuple[str, str]]) -> set[tuple[str, str]]:
@@ -162,7 +164,7 @@ def _use(method: Method, frames: int) -> None:
 def offers(clip: Clip, tower: str, part: str) -> bool:
     """Return whether a backbone offers a part of `vision` or `text`."""
     there: Any = getattr(clip, tower)
-    if part in there.lacks or (part == CLASS and not there.classes):
+    if part == UNKNOWN or part in there.lacks or (part == CLASS and not there.classes):
         return False
     if part in (HOOKS, MLP):
         return bool(len(there.blocks)) and (part == HOOKS or hasattr(there.blocks[0].mlp, "c_fc"))

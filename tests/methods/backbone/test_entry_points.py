@@ -14,6 +14,16 @@ from tests.own_towers import CODE, write_package
 from tests.refusing import refused
 
 TEXTS = ["a red square", "a blue star that moves to the left and then to the right again", ""]
+MODEL = """
+import open_clip
+
+class Clip(open_clip.CLIP):
+    def __init__(self):
+        super().__init__(
+            16, {"image_size": 32, "patch_size": 8, "width": 32, "head_width": 8, "layers": 3},
+            {"context_length": 12, "vocab_size": 49408, "width": 32, "heads": 4, "layers": 3})
+        self.image_size, self.tokenize = 32, open_clip.SimpleTokenizer(context_length=12)
+"""
 
 
 @pytest.fixture
@@ -76,16 +86,7 @@ def test_hooks_act_in_the_blocks_of_both_towers(package):
 
 
 def test_an_entry_point_may_return_a_model_of_open_clip(package):
-    code = """
-def model():
-    import open_clip
-    made = open_clip.CLIP(
-        16, {"image_size": 32, "patch_size": 8, "width": 32, "head_width": 8, "layers": 3},
-        {"context_length": 12, "vocab_size": 49408, "width": 32, "heads": 4, "layers": 3})
-    made.image_size, made.tokenize = 32, open_clip.SimpleTokenizer(context_length=12)
-    return made
-"""
-    package(code, whole="model")
+    package(MODEL, whole="Clip")
     clip = load_backbone("whole", "shipped")
     assert clip.vision.is_plain
     assert type(clip.text).__name__ == "TextTower"
@@ -93,7 +94,32 @@ def model():
     assert torch.equal(clip.vision.proj, again.vision.proj)  # random numbers of the package are drawn from one seed
 
 
+def test_a_model_of_open_clip_with_a_tokenizer_of_transformers_reads_all_positions(package):
+    code = (
+        MODEL
+        + """
+class Words(open_clip.SimpleTokenizer):
+    tokenizer = range(49408)
+
+def model():
+    made = Clip()
+    made.tokenize = Words(context_length=12)
+    return made
+"""
+    )
+    package(code, whole="model")
+    assert type(load_backbone("whole", "shipped").text).__name__ == "WholeText"
+
+
 FAULTS = {
+    **{
+        f"other {encoder}": (
+            f"{MODEL}\nclass wrong(Clip):\n    def {encoder}(self, given, normalize=False):\n"
+            f"        return super().{encoder}(given) + 1\n",
+            ["open_clip", "torch.nn.Module"],
+        )
+        for encoder in ("encode_image", "encode_text")
+    },
     "module": ("def wrong():\n    import none_such\n", ["none_such", "ModuleNotFoundError"]),
     "raises": ("def wrong():\n    return 1 / 0\n", ["ZeroDivisionError", "line"]),
     "number": ("def wrong():\n    return 3\n", ["int", "torch.nn.Module"]),

@@ -1,6 +1,7 @@
 """Architectures in the user's files: every form gives open_clip's configuration, and each fault is one line."""
 
 import copy
+import gzip
 
 import open_clip
 import pytest
@@ -9,7 +10,7 @@ from safetensors.torch import save_file
 
 from ctvr.methods.backbone.descriptions import image_size, read_description
 from ctvr.methods.backbone.load import brings_weights, check_backbone, describe_architecture, load_backbone
-from ctvr.methods.backbone.own_architecture import is_own, read_architecture
+from ctvr.methods.backbone.own_architecture import is_own, read_architecture, tokenizer_digests
 from ctvr.orchestrator.keys.run_key import describe_preprocessing, weights_digest
 from tests.methods.backbone.test_huggingface import as_transformers
 from tests.own_towers import CLIP, SIGLIP, write_json
@@ -128,6 +129,73 @@ def test_heads_activation_and_tokenizer_change_the_digest_of_the_weights(tmp_pat
     assert describe_architecture(name)["text_cfg"] == read_description(name)["text_cfg"]
 
 
+@pytest.mark.parametrize("file", ["vocab.txt", "tokenizer.model", "sentencepiece.bpe.model", "tokenizer_config.json"])
+def test_every_file_of_a_tokenizer_in_a_folder_is_in_its_digest(file, tmp_path):
+    config = {**CLIP, "text_cfg": {**CLIP["text_cfg"], "hf_tokenizer_name": "someone/words"}}
+    write_json(tmp_path / "open_clip_config.json", config)
+    for name in (file, "tokenizer_config.json", "model.safetensors"):
+        (tmp_path / name).write_text("1")
+    (tmp_path / "checkpoints").mkdir()
+
+    def digest():
+        return tokenizer_digests(str(tmp_path), read_architecture(str(tmp_path)))
+
+    before = digest()
+    (tmp_path / "model.safetensors").write_text("2")  # the weights are not those of the tokenizer
+    assert digest() == before
+    (tmp_path / file).write_text("2")
+    assert digest() != before
+    assert tokenizer_digests(write_json(tmp_path / "mine.json", config), config) == []  # it uses that of the Hub
+
+
+PACKED = gzip.compress(b"a b\nc d\n", mtime=0)
+DAMAGED = {"plain": b"x", "cut": PACKED[:-9], "changed": PACKED[:10] + b"\xff" * 9}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_vocabulary_is_refused_in_one_line(kind, tmp_path):
+    (tmp_path / "words.gz").write_bytes(DAMAGED[kind])
+    text = {**CLIP["text_cfg"], "tokenizer_kwargs": {"bpe_path": "words.gz"}}
+    name = write_json(tmp_path / "mine.json", {**CLIP, "text_cfg": text})
+    refused(lambda: load_backbone(name, "random"), tmp_path / "words.gz", kind=ValueError)
+
+
+def test_a_damaged_tokenizer_in_a_folder_is_refused_in_one_line_and_not_searched_on_the_hub(tmp_path, monkeypatch):
+    def make(place, **options):
+        raise Exception(f"expected value in {place}")  # as the package tokenizers does
+
+    monkeypatch.setattr("open_clip.tokenizer.HFTokenizer", make)
+    monkeypatch.setattr("ctvr.methods.backbone.own_model.fetch", lambda *given: pytest.fail("searched on the hub"))
+    text = {**CLIP["text_cfg"], "hf_tokenizer_name": "someone/words"}
+    write_json(tmp_path / "open_clip_config.json", {**CLIP, "text_cfg": text})
+    write_json(tmp_path / "tokenizer.json", {})
+    refused(lambda: load_backbone(str(tmp_path), "random"), tmp_path, "expected value", kind=ValueError)
+
+
+@pytest.mark.parametrize("config", [CLIP, SIGLIP])
+def test_a_tokenizer_of_transformers_gives_a_text_tower_that_reads_all_positions(config, tmp_path, monkeypatch):
+    class Words:
+        """A tokenizer of bytes whose padding is 0 and whose end is not its largest id."""
+
+        tokenizer = range(300)
+
+        def __init__(self, place, context_length, **options):
+            self.length = context_length
+
+        def __call__(self, texts):
+            rows = [[*(1 + byte for byte in text.encode()), 1][: self.length] for text in texts]
+            return torch.tensor([row + [0] * (self.length - len(row)) for row in rows])
+
+    monkeypatch.setattr("open_clip.tokenizer.HFTokenizer", Words)
+    write_json(
+        tmp_path / "open_clip_config.json", {**config, "text_cfg": {**config["text_cfg"], "hf_tokenizer_name": "x"}}
+    )
+    write_json(tmp_path / "tokenizer.json", {})
+    clip = load_backbone(str(tmp_path), "random")
+    assert type(clip.text).__name__ == "WholeText"
+    assert clip.text(clip.tokenize(TEXTS)).shape == (2, config["embed_dim"])
+
+
 WITHOUT = {name: value for name, value in CLIP.items() if name != "text_cfg"}
 TIMM = {"vision_cfg": {"image_size": 32, "timm_model_name": "hf-hub:someone/model"}}
 
@@ -141,6 +209,15 @@ TIMM = {"vision_cfg": {"image_size": 32, "timm_model_name": "hf-hub:someone/mode
         ({**CLIP, "embed_dim": "16"}, ["embed_dim", "'16'"]),
         ({**CLIP, "vision_cfg": 3}, ["vision_cfg", 3]),
         ({**CLIP, "vision_cfg": {"widht": 3}}, ["widht"]),
+        ({**CLIP, "vision_cfg": {**CLIP["vision_cfg"], "layers": 10**9}}, ["layers", 10**9]),
+        ({**CLIP, "vision_cfg": {**CLIP["vision_cfg"], "layers": [1, 1, 10**9, 1]}}, ["layers", 10**9]),
+        ({**CLIP, "vision_cfg": {**CLIP["vision_cfg"], "width": 10**9}}, ["width", 10**9]),
+        ({**CLIP, "vision_cfg": {**CLIP["vision_cfg"], "image_size": 10**9}}, ["image_size", 10**9]),
+        ({**CLIP, "text_cfg": {**CLIP["text_cfg"], "vocab_size": 10**9}}, ["vocab_size", 10**9]),
+        ({**CLIP, "text_cfg": {**CLIP["text_cfg"], "heads": 0}}, ["heads", 0]),
+        ({**CLIP, "text_cfg": {**CLIP["text_cfg"], "context_length": "long"}}, ["context_length", "'long'"]),
+        ({**THEIRS, "text_config": {"num_hidden_layers": 10**8}}, ["num_hidden_layers", 10**8]),
+        ({**CLIP, "text_cfg": {**CLIP["text_cfg"], "tokenizer_kwargs": {"clean": "x"}}}, ["config.json"]),
         ({**CLIP, "vision_cfg": {**CLIP["vision_cfg"], "timm_model_name": "none_such"}}, ["none_such"]),
         ({**CLIP, "multimodal_cfg": {}}, ["multimodal_cfg"]),
         ({**CLIP, "text_cfg": {"hf_model_name": "roberta-base"}}, ["text_cfg.hf_model_name"]),

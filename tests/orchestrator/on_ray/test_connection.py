@@ -26,6 +26,7 @@ from ctvr.orchestrator.on_ray.memory import PROCESS, model_size, record_free_mem
 from ctvr.orchestrator.on_ray.plan import TrialPlan
 from ctvr.orchestrator.sweeps.session import describe_concurrency
 from tests.http_server import Server
+from tests.own_towers import write_json
 from tests.refusing import refuses
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -165,6 +166,22 @@ def test_the_plan_estimates_towers_of_other_kinds(name, parameters):
     assert size is not None
     assert abs(size.parameters / parameters - 1) < 0.004
     assert worker_bytes(name, 12, 8) > PROCESS + 16 * size.parameters
+
+
+def test_a_file_that_relies_on_open_clips_defaults_has_the_size_of_a_complete_one(tmp_path):
+    full = {"layers": 12, "width": 768, "patch_size": 16, "image_size": 32, "mlp_ratio": 4.0}
+    text = {"layers": 12, "width": 512, "vocab_size": 49408, "context_length": 77}
+    name = str(tmp_path / "mine.json")
+
+    def size(vision, text):
+        write_json(tmp_path / "mine.json", {"embed_dim": 16, "vision_cfg": vision, "text_cfg": text})
+        return model_size(name)
+
+    assert size(full, text) == size({"image_size": 32}, {}) == size({"image_size": 32, "layers": 12}, {"width": 512})
+    assert size({**full, "layers": 6}, text).image_units == size(full, text).image_units / 2
+    assert size({"image_size": 32, "timm_model_name": "convnext_base"}, {}) is None
+    assert size({**full, "layers": [3, 4, 6, 3]}, text) is None
+    assert size({**full, "mlp_ratio": "4"}, text) is None
 
 
 def test_every_siglip_and_pe_tower_has_a_size():

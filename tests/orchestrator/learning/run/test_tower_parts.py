@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from ctvr.methods import METHODS
+from ctvr.methods import METHODS, find_method
 from ctvr.methods.base import Batch, Task
 from ctvr.orchestrator.addresses import name_addresses
 from ctvr.orchestrator.learning.record.commits import Commits
@@ -19,7 +19,16 @@ from ctvr.orchestrator.learning.run.factory import (
     make_method,
     restore_from_commits,
 )
-from ctvr.orchestrator.learning.run.tower_parts import CLASS, END, HOOKS, MLP, describe_offer, missing_parts, parts_used
+from ctvr.orchestrator.learning.run.tower_parts import (
+    CLASS,
+    END,
+    HOOKS,
+    MLP,
+    UNKNOWN,
+    describe_offer,
+    missing_parts,
+    parts_used,
+)
 from ctvr.orchestrator.settings.resolve import resolve
 from tests.own_towers import CLIP, SIGLIP, write_json, write_package
 from tests.refusing import refused
@@ -115,6 +124,22 @@ def test_no_method_fails_on_the_tiny_clip_before_its_parts_are_known(monkeypatch
     for method in METHODS:
         parts_used(resolve({"method": method, "stream": "x"}))
     assert len(finished) == len(METHODS)
+
+
+def test_a_method_that_fails_on_the_tiny_clip_fits_other_backbones_only_if_it_declares_so(backbones, monkeypatch):
+    clip = load_clip(experiment_of("zero_shot", backbones["hooked"]).backbone)
+    own = load_clip(experiment_of("zero_shot", backbones["clip"]).backbone)
+
+    def losses(self, batch):
+        return self.clip.vision.blocks[11]
+
+    for method, is_refused in (("xpool", True), ("clip4clip", False)):
+        monkeypatch.setattr(find_method(method), "losses", losses)
+        experiment = experiment_of(method, backbones["hooked"])
+        assert experiment.capabilities.backbone_agnostic is not is_refused
+        missing = missing_parts(experiment, clip)
+        assert [UNKNOWN in each for each in missing] == [True, True] * is_refused
+        assert missing_parts(experiment, own) == []
 
 
 def test_finding_the_parts_leaves_the_random_numbers_alone():
