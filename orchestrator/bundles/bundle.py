@@ -31,6 +31,7 @@ MEMBERS = (ABOUT, f"{ALL}.npy", f"{OWN}.npy")
 LARGEST = 1_000_000  # bytes of a bundle
 MOST = 32 * MIB  # bytes of a decompressed member
 MOST_RUNS = 1000
+MOST_RANKS, MOST_LAST = 4_000_000, 1_000_000  # ranks of a gallery: after all tasks, and after the last one
 START = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can state
 
 
@@ -53,7 +54,19 @@ def digest(about: Mapping[str, Any], ranks: Mapping[str, np.ndarray]) -> str:
 
 
 def _sha256(array: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array, "<u8").tobytes()).hexdigest()
+    return hashlib.sha256(np.ascontiguousarray(array, "<u8").ravel().data).hexdigest()
+
+
+def check_size(runs: int, tasks: int, queries: int, where: object) -> None:
+    """Check that a bundle of so many runs, tasks and queries needs at most about 1 GB of memory.
+
+    Raises:
+        ConfigError: if it has too many ranks; `where` is the bundle.
+    """
+    if runs * tasks * queries > MOST_RANKS or runs * queries > MOST_LAST:
+        has = f"has {runs} runs x {tasks} tasks x {queries} queries"
+        most = f"at most {MOST_RANKS:,} ranks, and {MOST_LAST:,} after the last task, are possible"
+        raise ConfigError(f"{has}; {most}", where, remedy="Publish single runs of it.")
 
 
 def to_bytes(bundle: Bundle) -> bytes:
@@ -93,6 +106,8 @@ def read_bundle(path: Path) -> Bundle:
         about = json.loads(members.pop(ABOUT))
         bundle = Bundle(about, {name.removesuffix(".npy"): _read_array(each) for name, each in members.items()})
         _check_form(bundle)
+    except ConfigError as error:
+        raise error.at(str(path)) from error
     except Exception as error:  # of zipfile, zlib, json and NumPy, and KeyError or TypeError for a wrong structure
         fault = f"is damaged, or not a bundle ({reason_of(error)})"
         raise ConfigError(fault, path, remedy="Use a file of `ctvr runs publish`.") from error
@@ -106,7 +121,12 @@ def _read_members(archive: zipfile.ZipFile) -> dict[str, bytes]:
             raise ValueError(f"it has the member {entry.filename[:60]!r}")
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or entry.file_size > MOST:
             raise ValueError(f"{entry.filename} has {entry.file_size} bytes or another compression")
-        found[entry.filename] = archive.read(entry)  # reads at most the declared bytes
+        size = entry.file_size
+        entry.file_size += 1  # content is cut at this size; a byte more than declared shows that more follows
+        with archive.open(entry) as file:
+            found[entry.filename] = file.read(size + 1)  # inflates no more than that, unlike ZipFile.read
+        if len(found[entry.filename]) != size:
+            raise ValueError(f"{entry.filename} has other than its declared {size} bytes")
     return found
 
 
@@ -125,6 +145,7 @@ def _check_form(bundle: Bundle) -> None:
 
     Raises:
         ValueError, KeyError, TypeError: for a wrong structure.
+        ConfigError: for too many ranks.
     """
     about, queries = bundle.about, bundle.about["queries"]
     if about["format"] != FORMAT:
@@ -144,6 +165,7 @@ def _check_form(bundle: Bundle) -> None:
     captions = about.get("captions", queries)
     _require(_are_texts(captions) and len(captions) == len(queries), "captions")
     shape = (len(about["runs"]), 2, len(tasks[0]), len(queries))
+    check_size(shape[0], *shape[2:], "bundle")
     _require(bool(bundle.ranks), "ranks")
     for name, array in bundle.ranks.items():
         _require(array.dtype.kind == "u" and array.shape == shape, f"ranks of shape {shape} in {name}.npy")

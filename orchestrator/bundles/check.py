@@ -26,13 +26,13 @@ def seal(about: Mapping[str, Any], ranks: Mapping[str, np.ndarray]) -> Bundle:
 def inconsistencies(bundle: Bundle) -> list[str]:
     """Return what does not follow from the ranks of a bundle, a phrase each; [] if the bundle is consistent."""
     found = []
-    if (computed := digest(bundle.about, bundle.ranks)) != bundle.about["digest"]:
-        found.append(f"digest: {bundle.about['digest'][:12]} in the file, {computed[:12]} from its content")
     try:
+        if (computed := digest(bundle.about, bundle.ranks)) != bundle.about["digest"]:
+            found.append(f"digest: {bundle.about['digest'][:12]} in the file, {computed[:12]} from its content")
         found += list(_early_ranks(bundle))
         stated, computed_rows = _values(bundle.about["table"]), _values(table_of(bundle))
-    except Exception as error:  # tags, settings and rows of an unknown author reach every function of a table
-        return [*found, f"table: cannot be computed ({type(error).__name__})"]
+    except Exception as error:  # content of an unknown author reaches JSON and every function of a table
+        return [*found, f"digest or table: cannot be computed ({type(error).__name__})"]
     for name in dict.fromkeys([*computed_rows, *stated]):
         first, second = stated.get(name, "absent"), computed_rows.get(name, "absent")
         if not _is_close(first, second):

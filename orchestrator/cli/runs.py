@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 from ctvr.orchestrator.cli.attach import add_attach
@@ -110,6 +111,8 @@ def _sync(arguments: argparse.Namespace) -> str:
         if execution.store:
             execution.require_store()
         return rebuild(execution)
+    if arguments.store and arguments.store != os.environ.get("CTVR_STORE"):
+        raise ConfigError("requires --rebuild", f"--store {arguments.store}", remedy="Add --rebuild, or omit --store.")
     from ctvr.orchestrator.tracking.server import default_uri
     from ctvr.orchestrator.tracking.tracker import WRITTEN, Tracker, create_store
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import zipfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +21,19 @@ from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.runs import find_record
 from ctvr.orchestrator.learning.evaluation import metrics
 from ctvr.orchestrator.streams.query_rank import Rank
-from ctvr.orchestrator.tables.significance import read_ranks
+from ctvr.orchestrator.tables.build import PARAMETERS
+from ctvr.orchestrator.tables.significance import Ranks, read_ranks
 from ctvr.orchestrator.text_files import MIB, read_text
 
 MOST = 64 * MIB  # bytes of a CSV file
 HEAD = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "MedR", "meanr": "MeanR"}
 Runs = list[dict[str, Rank]]  # query -> rank, of each run (seed)
+Run = tuple[Ranks, str, float | None]  # ranks, protocol, number of trained parameters (None: not recorded)
 SEEDS = "over test videos and seeds"
-VIDEOS = "over test videos only: with one run on each side, the variance over seeds is not known"
+VIDEOS = "over test videos only: without several trained runs on a side, the variance over seeds is not known"
+UNTRAINED = "over test videos: neither side has trained parameters, so seeds do not matter"
+BY_TASK = "CVLM: each value is the mean over tasks, as in tables."
+POOLED = "Each value is over all queries; tables of CVLM have means over tasks, but one side has no tasks of CVLM."
 GALLERIES = "Each rank counts the videos of its own side's gallery; a smaller gallery has better ranks."
 
 
@@ -37,6 +43,8 @@ class Side:
 
     name: str
     runs: Runs
+    is_untrained: bool = False  # whether no run has trained parameters, so that all seeds give equal results
+    task: Mapping[str, int] = field(default_factory=dict)  # query -> its task, if R@1 is the mean over tasks (CVLM)
 
     @property
     def queries(self) -> set[str]:
@@ -52,34 +60,48 @@ def compare(first: str, second: str, execution: ExecutionConfig) -> str:
         execution: the runs folder, for names of runs.
 
     Raises:
-        ConfigError: if a side cannot be read, or both have fewer than two videos in common.
+        ConfigError: if a side cannot be read, or both have fewer than two videos (CVLM: of a task) in common.
     """
     sides = [_read_side(text, execution) for text in (first, second)]
     shared = sorted(sides[0].queries & sides[1].queries)
     videos = [query.rpartition("#")[0] or query for query in shared]
-    if len(set(videos)) < 2:
+    tasks = [sides[1].task[query] for query in shared] if all(side.task for side in sides) else None
+    if (fewest := _fewest(videos, tasks or [0] * len(videos))) < 2:
         names = [f"{min(side.queries, default='none')!r:.80}" for side in sides]
-        fault = f"they have {len(set(videos))} videos in common (the first queries are {' and '.join(names)})"
+        share = f"they have {fewest} videos in common{' in a task' if tasks else ''}"
+        fault = f"{share} (the first queries are {' and '.join(names)})"
         raise ConfigError(fault, "runs compare", remedy="Use equal names of queries, such as VIDEO#0.")
     from ctvr.orchestrator.tables.intervals import differences  # imports SciPy
 
     chances = [np.array([[run[query].first for query in shared] for run in side.runs]) for side in sides]
-    is_fixed = all(len(side.runs) == 1 for side in sides)
-    found = differences(chances, 1, videos, fixed=[is_fixed] * 2)[0]
+    has_seeds = any(len(side.runs) > 1 and not side.is_untrained for side in sides)
+    fixed = [side.is_untrained or not has_seeds for side in sides]
+    over = SEEDS if has_seeds else UNTRAINED if all(side.is_untrained for side in sides) else VIDEOS
+    found = differences(chances, 1, videos, tasks, fixed=fixed)[0]
     dropped = [f"{len(side.queries) - len(shared)} of {letter}" for side, letter in zip(sides, "AB")]
     lines = [
         *(f"{letter}  {side.name}: {count(len(side.runs), 'run')}" for side, letter in zip(sides, "AB")),
         f"compared on {len(shared)} queries of {len(set(videos))} videos that both have; dropped: {', '.join(dropped)}",
-        *_table([_means(side.runs, shared) for side in sides]),
-        f"R@1 of A minus B: {found} (95 % interval {VIDEOS if is_fixed else SEEDS})",
+        *_table([_means(side.runs, shared, tasks) for side in sides]),
+        f"R@1 of A minus B: {found} (95 % interval {over})",
+        *([BY_TASK] if tasks else [POOLED] if any(side.task for side in sides) else []),
     ]
     return "\n".join([*lines, *([GALLERIES] if sides[0].queries != sides[1].queries else [])])
 
 
-def _means(runs: Runs, queries: Sequence[str]) -> list[float]:
-    """Return the mean over runs of each metric of HEAD."""
+def _fewest(videos: Sequence[str], tasks: Sequence[int]) -> int:
+    """Return the smallest number of different videos of a task."""
+    of_task = defaultdict(set)
+    for video, task in zip(videos, tasks):
+        of_task[task].add(video)
+    return min(map(len, of_task.values()), default=0)
+
+
+def _means(runs: Runs, queries: Sequence[str], tasks: Sequence[int] | None) -> list[float]:
+    """Return the mean over runs, and over tasks if given, of each metric of HEAD."""
     counts = [np.array([run[query][:2] for query in queries]).T for run in runs]
-    found = [metrics.summary(Positions.of(each)) for each in counts]
+    parts = [np.array(tasks) == task for task in sorted(set(tasks))] if tasks else [slice(None)]
+    found = [metrics.summary(Positions.of(each[:, part])) for each in counts for part in parts]
     return [float(np.mean([each[name] for each in found])) for name in HEAD]
 
 
@@ -92,17 +114,23 @@ def _read_side(text: str, execution: ExecutionConfig) -> Side:
     ends = [len(text), *(place for place, sign in enumerate(text) if sign == ":")]  # a row may contain colons, too
     end = next((place for place in ends if Path(text[:place]).is_file()), None)
     if end is None:
-        return Side(text, [_ranks_of_run(each.strip(), execution) for each in text.split(",")])
+        return _side(text, [_read_run(each.strip(), execution) for each in text.split(",")])
     path, row = Path(text[:end]), text[end + 1 :]
     return _read_row(path, row) if zipfile.is_zipfile(path) else Side(path.name, [read_csv(path)])
 
 
-def _ranks_of_run(name: str, execution: ExecutionConfig) -> dict[str, Rank]:
+def _side(name: str, runs: Sequence[Run]) -> Side:
+    task = runs[0][0].task if all(protocol == "cvlm" for _, protocol, _ in runs) else {}
+    return Side(name, [dict(ranks.of) for ranks, _, _ in runs], all(trained == 0 for *_, trained in runs), task)
+
+
+def _read_run(name: str, execution: ExecutionConfig) -> Run:
     tracker = execution.existing_tracker()
     run = find_record(name, tracker, methods=True)
     if (ranks := read_ranks(tracker, run.run_id)) is None:
         raise ConfigError("its ranks are not stored", f"run {run.name}", remedy="Use a complete run of retrieval.")
-    return dict(ranks.of)
+    trained = run.last(PARAMETERS)
+    return ranks, run.tags.get("ctvr.protocol", ""), None if trained is None else trained[1]
 
 
 def _read_row(path: Path, label: str) -> Side:
@@ -110,16 +138,20 @@ def _read_row(path: Path, label: str) -> Side:
     bundle = read_bundle(path)
     if faults := inconsistencies(bundle):
         raise ConfigError(f"is inconsistent ({faults[0]})", path, remedy=f"See: ctvr runs verify {path}")
-    ranks = final_ranks(bundle)
+    ranks, labels = final_ranks(bundle), [str(row["label"]) for row in bundle.about["table"]]
     rows = {str(row["label"]): [str(run) for run in row["runs"]] for row in bundle.about["table"]}
     rows |= {run["id"]: [run["id"]] for run in bundle.about["runs"]} if label not in rows else {}
-    if not label and len(bundle.about["table"]) == 1:
-        label = next(iter(rows))
+    if not label and len(labels) == 1:
+        label = labels[0]
+    if labels.count(label) > 1:
+        alike = [run for row in bundle.about["table"] if str(row["label"]) == label for run in row["runs"]]
+        remedy = f"Use the id of a run, {path}:ID with one of {', '.join(map(str, alike))}."
+        raise ConfigError(f"has {labels.count(label)} rows {label!r}", path, remedy=remedy)
     if label not in rows or not rows[label] or not set(rows[label]) <= set(ranks):
-        labels = [str(row["label"]) for row in bundle.about["table"]]
         remedy = f"{suggest(label, labels)} Use {path}:ROW with one of {', '.join(labels)}.".strip()
         raise ConfigError(f"has no row {label!r}" if label else f"has {len(labels)} rows", path, remedy=remedy)
-    return Side(f"{path.name}:{label}", [dict(ranks[run].of) for run in rows[label]])
+    facts = {run["id"]: (run["tags"].get("ctvr.protocol", ""), run["parameters"]) for run in bundle.about["runs"]}
+    return _side(f"{path.name}:{label}", [(ranks[run], *facts[run]) for run in rows[label]])
 
 
 def read_csv(path: Path) -> dict[str, Rank]:

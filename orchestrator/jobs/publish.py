@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+import shlex
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -12,21 +14,25 @@ from typing import Any
 
 import numpy as np
 
-from ctvr.orchestrator.bundles.bundle import ALL, FORMAT, OWN, Bundle, to_bytes
+from ctvr.orchestrator.bundles.bundle import ALL, FORMAT, OWN, Bundle, check_size, to_bytes
 from ctvr.orchestrator.bundles.check import seal
 from ctvr.orchestrator.bundles.from_ranks import TAGS, records_of
 from ctvr.orchestrator.bundles.parquet import write_parquet
 from ctvr.orchestrator.bundles.signature import sign
 from ctvr.orchestrator.console import count
+from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError, MissingObject
 from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.run_text import runs_option
 from ctvr.orchestrator.jobs.runs import find_record, is_complete
 from ctvr.orchestrator.learning.record.commits import digest_of_commit
 from ctvr.orchestrator.learning.record.run_state import RunState
 from ctvr.orchestrator.output_dir import write_in_runs
 from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.streams.load import split_order
 from ctvr.orchestrator.streams.query_rank import Rank
 from ctvr.orchestrator.sweeps.table import made_tables
+from ctvr.orchestrator.sweeps.trust import trust_text
 from ctvr.orchestrator.tables.build import PARAMETERS
 from ctvr.orchestrator.tables.footnotes import has_access
 from ctvr.orchestrator.tables.significance import Ranks, read_ranks
@@ -74,7 +80,10 @@ def publish(
         lines.append(f"written: {os.path.relpath(sign(file, key))} (its signature)")
     if parquet is not None:
         lines.append(f"written: {os.path.relpath(parquet)} ({write_parquet(bundle, parquet)} ranks)")
-    return "\n".join([*lines, *left_out, f"next: ctvr runs verify {place}"])
+    folders = {"--store": execution.store, "--videos": execution.videos}
+    given = "".join(f" {option} {shlex.quote(str(folder))}" for option, folder in folders.items() if folder)
+    options = f"{runs_option(execution)}{given}{trust_text()}"
+    return "\n".join([*lines, *left_out, f"next: ctvr runs verify {shlex.quote(place)}{options}"])
 
 
 def _runs_of(name: str, execution: ExecutionConfig, tracker: Tracker) -> list[RunRecord]:
@@ -117,6 +126,7 @@ def bundle_of(name: str, runs: Sequence[RunRecord], tracker: Tracker, store: Sto
     if not found:
         reason = left_out[0].removeprefix("left out: ") if left_out else "no run"
         raise ConfigError(f"nothing can be published ({reason})", name, remedy="Run it again, or pass its --store.")
+    check_size(len(found), max(len(commits) for _, _, commits in found), len(queries), f"bundle {name}")
     orders = [[ranks.task[query] for query in queries] for _, ranks, _ in found]
     different = [order for place, order in enumerate(orders) if order not in orders[:place]]
     states = [[RunState(**commit["record"]) for commit in commits] for _, _, commits in found]
@@ -173,7 +183,7 @@ def describe_run(run: RunRecord, commits: Sequence[dict[str, Any]], tracker: Tra
         "id": run.run_id,
         "name": run.name,
         "key": run.tags.get("ctvr.result", ""),
-        "settings": {name: _without_folder(str(value)) for name, value in sorted(run.settings.items())},
+        "settings": {name: without_folders(str(value)) for name, value in sorted(run.settings.items())},
         "tags": {**facts, **named},
         "parameters": None if parameters is None else parameters[1],
         "made_of": {name: str(value) for name, value in commits[-1].get("made_of", {}).items()},
@@ -182,8 +192,18 @@ def describe_run(run: RunRecord, commits: Sequence[dict[str, Any]], tracker: Tra
     }
 
 
-def _without_folder(value: str) -> str:
-    return os.path.basename(value) if os.path.isabs(value) else value
+def without_folders(value: str) -> str:
+    """Return a setting with only the last part of each path in it, and a digest by which other paths stay different.
+
+    `/a/b.json@2` becomes `b.json#1a2b3c@2`: the task order remains readable.
+    """
+    return ",".join(_without_folder(piece) if re.search(r"[/\\~]", piece) else piece for piece in value.split(","))
+
+
+def _without_folder(path: str) -> str:
+    plain, order = split_order(path.strip())
+    name = re.split(r"[/\\]", plain.rstrip("/\\"))[-1]
+    return f"{name}#{digest_of(plain)[:6]}{f'@{order}' if order else ''}"
 
 
 def _versions(run: RunRecord, tracker: Tracker) -> dict[str, Any]:

@@ -208,7 +208,7 @@ def result_text(name: str, split: str, stream: Stream, metrics: Mapping[str, flo
 
 def runs_option(execution: ExecutionConfig) -> str:
     """Return the option that the next commands need if the runs folder is not the default."""
-    return "" if str(execution.runs) == "runs" else f" --runs {execution.runs}"
+    return "" if str(execution.runs) == "runs" else f" --runs {shlex.quote(str(execution.runs))}"
 
 
 def next_text(stream: Stream, ranks: Mapping[str, Rank], run_id: str, more: str) -> str:

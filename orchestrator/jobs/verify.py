@@ -17,7 +17,7 @@ from ctvr.orchestrator.bundles.check import inconsistencies
 from ctvr.orchestrator.bundles.parquet import write_parquet
 from ctvr.orchestrator.bundles.signature import signer_of
 from ctvr.orchestrator.console import count
-from ctvr.orchestrator.errors import ConfigError, MissingObject
+from ctvr.orchestrator.errors import ConfigError, CtvrError, MissingObject
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.publish import commits_of, describe_run
 from ctvr.orchestrator.store.store import Store
@@ -101,9 +101,12 @@ def _reproduce(bundle: Bundle, execution: ExecutionConfig, queries: int) -> tupl
     if not here.tasks:
         return False, f"not tried ({here.absent[0]}). {LIMIT}."
     drawn = _draw(bundle, here.tasks, queries)
-    differing, num_drawn = _compare(bundle, execution, here, drawn), sum(map(len, drawn.values()))
+    differing = _compare(bundle, execution, here, drawn)
+    num_drawn = sum(len(asked) for (place, _), asked in drawn.items() if place in here.tasks)
     if differing:
         return False, f"no, {len(differing)} of {num_drawn} drawn ranks differ, for example {differing[0]}"
+    if not here.tasks:
+        return False, f"not tried ({here.absent[0]}). {LIMIT}."
     every = range(1, bundle.ranks[next(iter(bundle.ranks))].shape[2] + 1)
     missed = sorted({task for tasks in here.tasks.values() for task in every if task not in tasks})
     left = [f"the weights after task {', '.join(map(str, missed))} are not kept"] if missed else []
@@ -178,15 +181,25 @@ def _draw(bundle: Bundle, tasks: Mapping[int, list[int]], number: int) -> dict[t
 def _compare(
     bundle: Bundle, execution: ExecutionConfig, here: Here, drawn: Mapping[tuple[int, int], list[int]]
 ) -> list[str]:
-    """Rank the drawn queries again; return a phrase for each whose rank differs."""
+    """Rank the drawn queries again; return a phrase for each whose rank differs.
+
+    A run whose model cannot be loaded or used here moves from `here.tasks` to `here.absent`.
+    """
     from ctvr.orchestrator.jobs.load_model import load_task  # imports torch
     from ctvr.orchestrator.retrieval.rank_again import rank_again
 
     found, queries = [], bundle.about["queries"]
     for (place, done), asked in sorted(drawn.items()):
         run, stream = here.stored[place]
-        model = load_task(run, execution, stream, done)
-        again = rank_again(model, {queries[query] for query in asked}, run.tags.get("ctvr.protocol", ""))
+        if place not in here.tasks:
+            continue
+        try:
+            model = load_task(run, execution, stream, done)
+            again = rank_again(model, {queries[query] for query in asked}, run.tags.get("ctvr.protocol", ""))
+        except CtvrError as error:  # for example an untrusted class, or a file that is gone
+            del here.tasks[place]
+            here.absent.append(f"run {run.name} cannot be ranked again: {str(error).rstrip('.')}")
+            continue
         for query in asked:
             for gallery, rank in zip((ALL, OWN), again.get(queries[query], ())):
                 if gallery not in bundle.ranks:

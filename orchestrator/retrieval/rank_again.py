@@ -19,10 +19,12 @@ def rank_again(model: Model, names: Collection[str], protocol: str) -> dict[str,
 
     Args:
         model: a model with the gallery of its first tasks (`jobs.load_model.load_task`).
-        names: queries, `<video>#<number of the caption>`. A method that normalizes scores gets all queries.
+        names: queries, `<video>#<number of the caption>`. A method that normalizes scores, or
+            whose features depend on the longest caption, gets all queries.
         protocol: `ctvr` or `cvlm`.
     """
     method, blocks = model.trained.method, model.gallery()
+    needs_all = method.declared.normalizes_scores or method.declared.attends_to_padding
 
     def encode(encode: Callable[[Any], Tensor], rows: Any) -> Tensor:
         with autocast_for(model.trained.experiment.run.precision, model.device.type):
@@ -31,7 +33,7 @@ def rank_again(model: Model, names: Collection[str], protocol: str) -> dict[str,
     asked = []
     for block in blocks:
         every = model.data(block.items).queries(0, "test")
-        rows = [row for row, name in enumerate(every.names) if name in names or method.declared.normalizes_scores]
+        rows = [row for row, name in enumerate(every.names) if name in names or needs_all]
         kept = every.tokens[rows], every.target[rows], every.twin[rows], tuple(every.names[row] for row in rows)
         asked.append(Queries(*kept, block.task or 0))
     galleries, config = [block.features for block in blocks], model.trained.experiment.evaluation

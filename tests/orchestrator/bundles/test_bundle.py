@@ -2,7 +2,9 @@
 
 import io
 import json
+import tracemalloc
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +73,26 @@ def test_a_bundle_of_more_than_a_megabyte_is_not_written(monkeypatch):
         to_bytes(make_bundle())
 
 
+def with_false_size(content: bytes, name: str, part: bytes, size: int) -> bytes:
+    """Return a bundle whose member `name` is `part`, declared as its first `size` bytes with their checksum."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for each, original in members(content).items():
+            archive.writestr(each, part if each == name else original)
+        entry = archive.getinfo(name)
+        entry.file_size, entry.CRC = size, zlib.crc32(part[:size])
+    return out.getvalue()
+
+
+def one_run(content: bytes, queries: int, tasks: int) -> bytes:
+    """Return a bundle of one run with ranks of so many queries and tasks."""
+    about = json.loads(members(content)["bundle.json"])
+    names = [f"v{place}" for place in range(queries)]
+    order = [min(place, tasks - 1) for place in range(queries)]
+    text = about_with(content, runs=about["runs"][:1], queries=names, orders=[order])
+    return zipped({"bundle.json": text, "all.npy": npy(np.zeros((1, 2, tasks, queries), np.uint8))})
+
+
 OBJECT = np.array([print], dtype=object)
 HUGE = (
     b"\x93NUMPY\x01\x00v\x00{'descr': '|u1', 'fortran_order': False, 'shape': (9999999999, 2, 3, 36), }".ljust(127)
@@ -89,6 +111,12 @@ HOSTILE = {
     "floating-point ranks": lambda whole: zipped({**members(whole), "own.npy": npy(np.zeros((5, 2, 3, 36)))}),
     "fewer runs than arrays": lambda whole: zipped({**members(whole), "bundle.json": about_with(whole, runs=[])}),
     "a bomb": lambda whole: zipped({**members(whole), "all.npy": bytes(module.MOST + 1)}),
+    "more content than declared": lambda whole: with_false_size(
+        whole, "own.npy", members(whole)["own.npy"] + b"x", len(members(whole)["own.npy"])
+    ),
+    "less content than declared": lambda whole: with_false_size(
+        whole, "own.npy", members(whole)["own.npy"], len(members(whole)["own.npy"]) + 1
+    ),
     "deep JSON": lambda whole: zipped({**members(whole), "bundle.json": b"[" * 100_000}),
     "another format": lambda whole: zipped({**members(whole), "bundle.json": about_with(whole, format=2)}),
     "queries that are numbers": lambda whole: zipped(
@@ -109,6 +137,26 @@ def test_a_hostile_file_is_refused_in_one_line(content, name, tmp_path):
     with refuses(where="b.zip", remedy=True):
         read_bundle(file)
     assert sorted(tmp_path.iterdir()) == [file]  # nothing was extracted
+
+
+def test_a_member_is_inflated_only_as_far_as_its_declared_size(content, tmp_path):
+    (tmp_path / "b.zip").write_bytes(with_false_size(content, "all.npy", bytes(100 * module.MIB), 10))
+    tracemalloc.start()
+    with refuses(where="b.zip", remedy=True):
+        read_bundle(tmp_path / "b.zip")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5 * module.MIB
+
+
+@pytest.mark.parametrize("limit", ["MOST_RANKS", "MOST_LAST"])
+def test_more_ranks_than_memory_allows_are_refused(content, tmp_path, limit, monkeypatch):
+    (tmp_path / "b.zip").write_bytes(one_run(content, queries=30, tasks=2 if limit == "MOST_RANKS" else 1))
+    monkeypatch.setattr(module, limit, 30 if limit == "MOST_LAST" else 60)
+    assert read_bundle(tmp_path / "b.zip").ranks["all"].shape[3] == 30
+    monkeypatch.setattr(module, limit, 29 if limit == "MOST_LAST" else 59)
+    with refuses("1 runs", "30 queries", where="b.zip", remedy=True):
+        read_bundle(tmp_path / "b.zip")
 
 
 def test_a_file_larger_than_a_bundle_may_be_is_not_read(tmp_path):

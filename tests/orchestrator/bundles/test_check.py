@@ -97,3 +97,12 @@ def test_tags_and_settings_that_no_table_can_use_are_a_fault_and_not_a_traceback
     about["runs"][0]["tags"]["ctvr.stream_content"] = "\ud800"
     about["table"] = {"rows": 3}
     assert inconsistencies(Bundle(about, ranks))
+
+
+def test_content_that_json_cannot_encode_again_is_a_fault_and_not_a_traceback(bundle):
+    about, ranks = copy_of(bundle)
+    nested: list[object] = []
+    for _ in range(100_000):
+        nested = [nested]
+    assert inconsistencies(Bundle({**about, "more": nested}, ranks))
+    assert inconsistencies(Bundle({**about, "more": float("nan")}, ranks))

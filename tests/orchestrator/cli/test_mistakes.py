@@ -171,6 +171,7 @@ MISTAKES = [
     (["cache", "verify"], "runs/store: does not exist"),
     (["runs", "explain", "abcd"], "--runs: runs has no runs (mlflow.db does not exist)"),
     (["runs", "sync", "--runs", "nowhere"], "--runs nowhere: has no runs. Pass the folder of earlier runs."),
+    (["runs", "sync", "--store", "mine"], "--store mine: requires --rebuild. Add --rebuild, or omit --store."),
     (["runs", "attach", "monday"], "runs attach: no sweep 'monday' was submitted to this machine"),
     (
         ["streams", "import", "csv", "none.csv"],

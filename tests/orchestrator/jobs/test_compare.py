@@ -38,6 +38,74 @@ def test_rows_of_a_bundle_are_compared_by_the_test_of_tables(folder):
     assert "over test videos and seeds" in text
 
 
+def test_an_untrained_side_has_no_variance_over_seeds(folder):
+    text = compare("b.zip:zero_shot", "b.zip:lwf", ExecutionConfig())
+    ranks = list(final_ranks(make_bundle()).values())
+    rows = [np.array([[rank.first for rank in run.of.values()] for run in runs]) for runs in (ranks[:1], ranks[3:5])]
+    videos = [query.partition("#")[0] for query in ranks[0].of]
+    expected = differences(rows, 1, videos, fixed=[True, False])[0]
+    assert str(expected) != str(differences(rows, 1, videos)[0])
+    assert str(expected) in text
+    assert "over test videos and seeds" in text
+    assert "neither side" in compare("b.zip:zero_shot", "b.zip:zero_shot", ExecutionConfig())
+
+
+@pytest.fixture
+def of_cvlm(folder):
+    """Write a bundle of CVLM whose tasks have different numbers of queries; return its final ranks."""
+    about, ranks = copy_of(make_bundle())
+    about["orders"] = [[0] * 6 + [1] * 10 + [2] * 20]
+    learned = np.array(about["orders"][0]) <= np.arange(3)[:, None]
+    for run in about["runs"]:
+        run["tags"]["ctvr.protocol"] = "cvlm"
+    made = seal(about, {"own": ranks["own"] * learned.astype(np.uint8)})
+    (folder / "cvlm.zip").write_bytes(to_bytes(made))
+    return made
+
+
+def test_r1_of_cvlm_is_the_mean_over_tasks_as_in_tables(of_cvlm):
+    text = compare("cvlm.zip:clip4clip", "cvlm.zip:lwf", ExecutionConfig())
+    ranks = list(final_ranks(of_cvlm).values())
+    rows = [np.array([[rank.first for rank in run.of.values()] for run in runs]) for runs in (ranks[1:3], ranks[3:5])]
+    videos = [query.partition("#")[0] for query in ranks[0].of]
+    expected = differences(rows, 1, videos, of_cvlm.about["orders"][0])[0]
+    assert str(expected) != str(differences(rows, 1, videos)[0])
+    assert str(expected) in text
+    cells = {row["label"]: f"{row['cells']['r1'][0]:.2f}" for row in of_cvlm.about["table"]}
+    for letter, label in (("A", "clip4clip"), ("B", "lwf")):
+        assert any(line.split()[:2] == [letter, cells[label]] for line in text.splitlines())
+    assert "mean over tasks" in text
+
+
+def test_cvlm_against_a_csv_file_says_that_values_are_over_all_queries(folder, of_cvlm):
+    text = compare("cvlm.zip:clip4clip", "theirs.csv", ExecutionConfig())
+    assert "over all queries" in text
+    assert "over all queries" not in compare("b.zip:clip4clip", "theirs.csv", ExecutionConfig())
+
+
+def test_a_task_of_cvlm_with_one_common_video_is_refused(folder, of_cvlm):
+    about, ranks = copy_of(of_cvlm)
+    about["queries"] = [
+        f"other{query}" if place in range(2, 6) else query for place, query in enumerate(about["queries"])
+    ]
+    (folder / "less.zip").write_bytes(to_bytes(seal(about, ranks)))
+    with refuses("1 videos", where="runs compare", remedy=True):
+        compare("less.zip:lwf", "cvlm.zip:lwf", ExecutionConfig())
+
+
+def test_a_label_of_two_rows_is_refused_and_the_id_of_a_run_is_accepted(folder):
+    about, ranks = copy_of(make_bundle())
+    for run in about["runs"][3:]:  # a row of its own, whose method and settings are those of another row
+        run["tags"].update({"ctvr.method": "clip4clip", "ctvr.note": "again"})
+        run["settings"]["method"] = "clip4clip"
+    made = seal(about, ranks)
+    assert [row["label"] for row in made.about["table"]].count("clip4clip") == 2
+    (folder / "same.zip").write_bytes(to_bytes(made))
+    with refuses("2 rows", f"{1:032x}", f"{3:032x}", where="same.zip", remedy=True):
+        compare("same.zip:clip4clip", "theirs.csv", ExecutionConfig())
+    assert "A minus B" in compare(f"same.zip:{3:032x}", "theirs.csv", ExecutionConfig())
+
+
 def test_a_csv_file_of_the_same_ranks_does_not_differ(folder):
     text = compare("theirs.csv", "b.zip:zero_shot", ExecutionConfig())
     assert "A minus B: 0.00 [0.00, 0.00]" in text

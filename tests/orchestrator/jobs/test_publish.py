@@ -1,5 +1,6 @@
 """`ctvr runs publish` writes what the commits contain; `ctvr runs verify` reproduces it, and finds forgeries."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,10 +12,12 @@ from ctvr.orchestrator.bundles.bundle import Bundle, read_bundle, to_bytes
 from ctvr.orchestrator.bundles.check import seal
 from ctvr.orchestrator.bundles.signature import sign, signer_of
 from ctvr.orchestrator.cli.main import main
-from ctvr.orchestrator.errors import MissingObject
+from ctvr.orchestrator.errors import MissingObject, UntrustedCode
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.jobs.publish import _find_commit, publish
+from ctvr.orchestrator.jobs.load_model import load_task
+from ctvr.orchestrator.jobs.publish import _find_commit, publish, without_folders
 from ctvr.orchestrator.jobs.run import run
+from ctvr.orchestrator.jobs.run_text import runs_option
 from ctvr.orchestrator.jobs.verify import CONFIRMED, INCONSISTENT, ONLY_CONSISTENT, verify
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.sweeps.table import made_tables
@@ -58,7 +61,7 @@ def test_a_bundle_has_the_values_of_the_table_and_no_path_user_or_video_file(exe
     for one, record in zip(bundle.about["runs"], execution.existing_tracker().find_runs()):
         assert one["id"] == record.run_id
         assert one["made_of"]["stream"] == record.tags["ctvr.stream_digest"]
-        assert one["settings"]["stream"] == "small.json"
+        assert re.fullmatch(r"small\.json#[0-9a-f]{6}", one["settings"]["stream"])
     text = str(dict(bundle.about))
     assert str(execution.runs.parent) not in text
     assert "mp4" not in text
@@ -129,6 +132,60 @@ def test_a_run_repeated_elsewhere_reproduces_a_bundle_by_its_key(execution, bund
     for each in about["runs"]:
         each.update(id=each["id"][::-1])
     assert check(seal(about, ranks), execution, tmp_path, ALL)[1] == CONFIRMED
+
+
+@pytest.mark.slow
+def test_a_run_that_cannot_be_loaded_is_not_tried_and_the_bundle_is_consistent(
+    execution, bundle, tmp_path, monkeypatch
+):
+    def load(run, *arguments):
+        if run.name in refused:
+            raise UntrustedCode("mine:Mine", f"run {run.name}")
+        return load_task(run, *arguments)
+
+    monkeypatch.setattr("ctvr.orchestrator.jobs.load_model.load_task", load)
+    names, refused = [run["name"] for run in bundle.about["runs"]], list[str]()
+    for name, said in zip(names, ("15 of 15", "not tried")):
+        refused.append(name)
+        text, status = check(bundle, execution, tmp_path, ALL)
+        assert status == ONLY_CONSISTENT
+        assert "consistent: yes" in text
+        assert not missing_from(text, said, "--trust mine:Mine", names[0])
+
+
+@pytest.mark.slow
+def test_the_printed_check_has_the_folders_and_trusted_classes(execution, tmp_path, monkeypatch):
+    monkeypatch.setattr("ctvr.orchestrator.jobs.publish.trust_text", lambda: " --trust mine:Mine")
+    store = str(execution.runs / "store")
+    elsewhere = ExecutionConfig(runs=execution.runs, store=store)
+    following = publish("small", elsewhere, tmp_path / "b.zip").splitlines()[-1]
+    assert not missing_from(following, f"--runs {execution.runs}", f"--store {store}", "--trust mine:Mine")
+
+    assert runs_option(ExecutionConfig(runs=Path("my runs"))) == " --runs 'my runs'"
+
+
+@pytest.mark.slow
+def test_more_ranks_than_a_bundle_may_have_are_not_published(execution, tmp_path, monkeypatch):
+    monkeypatch.setattr("ctvr.orchestrator.bundles.bundle.MOST_LAST", 17)  # two runs of nine queries
+    with refuses("9 queries", where="bundle small", remedy=True):
+        publish("small", execution, tmp_path / "b.zip")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/home/alice/w.pt", "~/w.pt", "../alice/w.pt", "file:///home/alice/w.pt", r"C:\Users\alice\w.pt", "/alice/w.pt/"],
+)
+def test_settings_are_published_without_folders(path):
+    found = without_folders(path)
+    assert re.fullmatch(r"w\.pt#[0-9a-f]{6}", found)
+    assert without_folders(f"shapes-5,{path}") == f"shapes-5,{found}"
+    assert without_folders(f"{path}@3") == f"{found}@3"  # the task order of a stream, which tables read
+
+
+def test_settings_without_folders_are_kept_and_other_paths_stay_different():
+    for value in ("0.9,0.999", "shapes-5", "mine:Mine", "small.json", "1e-4", ""):
+        assert without_folders(value) == value
+    assert without_folders("/d/a/model.safetensors") != without_folders("/d/b/model.safetensors")
 
 
 @pytest.mark.slow
