@@ -320,7 +320,7 @@ def import_foreign(name: str, module: str) -> ModuleType:
         elif meant := _class_in_file(name):
             hint = f"Did you mean {meant}?"
         raise ValueError(f"{name}: {module} cannot be imported ({error}). {hint}") from error
-    except Exception as error:  # a mistake in the user's file
+    except (Exception, SystemExit) as error:  # a mistake in the user's file
         last = traceback.extract_tb(error.__traceback__)[-1]
         file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (last.filename, last.lineno)
         said = error.msg if isinstance(error, SyntaxError) else error

@@ -37,6 +37,11 @@ _ADAPTER = "contains an adapter (LoRA). Merge it into its base model, and use th
 _OF_TEXT = ("transformer.", "token_embedding.", "positional_embedding", "ln_final.", "text_projection")
 
 
+def has_weights(folder: Path) -> bool:
+    """Return whether a folder contains weights under one of the usual names."""
+    return any((folder / name).is_file() for name in OF_A_FOLDER)
+
+
 def files_of(path: Path) -> list[Path]:
     """List the files that contain the weights: the file itself, the file in a folder, or all files that an index lists.
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ctvr.methods.backbone.architectures import IMPORTED, SHIPPED, UMT, VECTORS
-from ctvr.methods.backbone.checkpoint import ENDINGS, files_of, fitted, read_checkpoint
+from ctvr.methods.backbone.checkpoint import ENDINGS, files_of, fitted, has_weights, read_checkpoint
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.conv_stem import ConvStem
 from ctvr.methods.backbone.descriptions import read_description
@@ -145,6 +145,9 @@ def check_backbone(
         others = f"random, a file, or one of: {', '.join(known)}" if known else "random or a file"
     if "://" in weights:
         raise SettingError(f"<weights>={weights!r} is a URL", "Download the file, and set <weights> to its path.")
+    if weights == name and is_own(name) and not has_weights(expand_path(name)):
+        lacking = "the folder does not contain weights, such as model.safetensors"
+        raise SettingError(f"<name>={name}: {lacking}", "Set <weights> to random or a file.")
     if is_path(weights):
         files_of(expand_path(weights))
     elif weights not in ("random", *known) or (weights == "random" and entry_point(name)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from pathlib import Path
 
 from ctvr.orchestrator.errors import ConfigError
@@ -11,16 +12,22 @@ NAMESPACE = "ctvr"  # a signature for another purpose is not accepted
 OLD = "is not installed, or is older than OpenSSH 8.2"
 
 
-def sign(file: Path, key: Path) -> Path:
-    """Sign a file with a private key; return the signature, `FILE.sig`. ssh-keygen may ask for a passphrase.
+def sign(content: bytes, name: str, key: Path) -> bytes:
+    """Return the signature of a file by a private key. ssh-keygen may ask for a passphrase.
+
+    Args:
+        content: content of the file.
+        name: name of the file, which ssh-keygen prints.
+        key: the private key.
 
     Raises:
         ConfigError: if ssh-keygen is missing or refuses.
     """
-    signature = signature_of(file)
-    signature.unlink(missing_ok=True)  # otherwise ssh-keygen asks
-    _keygen(["sign", "-f", str(key), "-n", NAMESPACE, str(file)], f"--sign {key}")
-    return signature
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / name
+        file.write_bytes(content)
+        _keygen(["sign", "-f", str(key), "-n", NAMESPACE, str(file)], f"--sign {key}")
+        return signature_of(file).read_bytes()
 
 
 def signer_of(file: Path, signers: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import zipfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -113,10 +114,13 @@ def _table(rows: Sequence[Sequence[float]]) -> list[str]:
 def _read_side(text: str, execution: ExecutionConfig) -> Side:
     ends = [len(text), *(place for place, sign in enumerate(text) if sign == ":")]  # a row may contain colons, too
     end = next((place for place in ends if Path(text[:place]).is_file()), None)
+    if end is None and (text.endswith((".csv", ".zip")) or os.sep in text):
+        raise ConfigError("no such file", text, remedy="Pass a CSV file, a bundle or the name of a run.")
     if end is None:
         return _side(text, [_read_run(each.strip(), execution) for each in text.split(",")])
     path, row = Path(text[:end]), text[end + 1 :]
-    return _read_row(path, row) if zipfile.is_zipfile(path) else Side(path.name, [read_csv(path)])
+    is_bundle = path.suffix == ".zip" or zipfile.is_zipfile(path)
+    return _read_row(path, row) if is_bundle else Side(path.name, [read_csv(path)])
 
 
 def _side(name: str, runs: Sequence[Run]) -> Side:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ctvr.methods import METHODS, plugins
 from ctvr.methods.backbone.architectures import SHIPPED
 from ctvr.methods.backbone.load import brings_weights
+from ctvr.methods.backbone.own_architecture import is_own
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.run.factory import load_clip
@@ -17,12 +18,13 @@ def fitting_text(backbone: str) -> str:
     """Return a line for each method with its default settings: whether it fits, or the parts that the backbone lacks.
 
     Args:
-        backbone: value of `backbone.name`; it is loaded with its own weights, or with random ones if it has none.
+        backbone: value of `backbone.name`.
 
     Raises:
         ConfigError: for a backbone that cannot be loaded.
     """
-    usual = "shipped" if brings_weights(backbone) or backbone in SHIPPED else "random"
+    has_own = not is_own(backbone) and (brings_weights(backbone) or backbone in SHIPPED)
+    usual = "shipped" if has_own else "random"  # which methods fit does not depend on the weights
     clip = load_clip(BackboneConfig(name=backbone, weights=usual))
     given: Settings = {"stream": "", "backbone.name": backbone, "backbone.weights": "random"}
     lines = [f"{backbone}: {describe_offer(clip)}", ""]

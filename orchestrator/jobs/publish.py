@@ -18,7 +18,7 @@ from ctvr.orchestrator.bundles.bundle import ALL, FORMAT, OWN, Bundle, check_siz
 from ctvr.orchestrator.bundles.check import seal
 from ctvr.orchestrator.bundles.from_ranks import TAGS, records_of
 from ctvr.orchestrator.bundles.parquet import write_parquet
-from ctvr.orchestrator.bundles.signature import sign
+from ctvr.orchestrator.bundles.signature import sign, signature_of
 from ctvr.orchestrator.console import count
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError, MissingObject
@@ -72,14 +72,17 @@ def publish(
         bundle = seal({**bundle.about, "captions": _captions(bundle, runs, execution)}, bundle.ranks)
     file = out or execution.runs / "bundles" / f"{name}.zip"
     content = to_bytes(bundle)
+    signature = None if key is None else sign(content, file.name, key)  # first: a refused key leaves no bundle
+    ranks = None if parquet is None else write_parquet(bundle, parquet)
     write_in_runs(file, content, "Use another file.")
     about, place = bundle.about, os.path.relpath(file)
     counts = f"{count(len(about['table']), 'row')}, {count(len(about['runs']), 'run')}, {len(about['queries'])} queries"
     lines = [f"written: {place} ({counts}, {len(content) / 1000:.1f} kB, digest {about['digest'][:12]})"]
-    if key is not None:
-        lines.append(f"written: {os.path.relpath(sign(file, key))} (its signature)")
+    if signature is not None:
+        write_in_runs(signature_of(file), signature, "Use another file.")
+        lines.append(f"written: {os.path.relpath(signature_of(file))} (its signature)")
     if parquet is not None:
-        lines.append(f"written: {os.path.relpath(parquet)} ({write_parquet(bundle, parquet)} ranks)")
+        lines.append(f"written: {os.path.relpath(parquet)} ({ranks} ranks)")
     folders = {"--store": execution.store, "--videos": execution.videos}
     given = "".join(f" {option} {shlex.quote(str(folder))}" for option, folder in folders.items() if folder)
     options = f"{runs_option(execution)}{given}{trust_text()}"

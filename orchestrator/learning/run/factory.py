@@ -95,7 +95,7 @@ def own_tower(name: str, described: str) -> Clip:
 
     `described` is its architecture as text: an edited file is read again.
     """
-    weights = "shipped" if load.brings_weights(name) else "random"
+    weights = "random" if is_own(name) else "shipped"
     return load_clip(BackboneConfig(name=name, weights=weights)).to("meta")
 
 

@@ -252,6 +252,14 @@ def test_a_path_without_an_architecture_is_refused_in_one_line(tmp_path):
     refused(lambda: load_backbone(str(tmp_path), "shipped"), tmp_path, 84, kind=ValueError)
 
 
+def test_a_folder_without_weights_needs_others(tmp_path):
+    write_json(tmp_path / "open_clip_config.json", CLIP)
+    name = f"{tmp_path}/"
+    refused(lambda: check_backbone(name, "shipped"), str(tmp_path), "weights", "random", kind=ValueError)
+    check_backbone(name, "random")
+    assert load_backbone(name, "random").embed_dim == CLIP["embed_dim"]
+
+
 def test_only_a_path_is_the_users(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ViT-B-32").mkdir()

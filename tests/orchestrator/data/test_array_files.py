@@ -136,7 +136,7 @@ def table(path: Path, **columns: object) -> Path:
         ({"name": ["v0"], "features": [[1.0, None]]}, "features are missing"),
         ({"name": ["v0"], "features": ["x"]}, "not lists of numbers"),
         ({"name": ["v0"], "features": [["x"]]}, "not lists of numbers"),
-        ({"name": ["v0"], "row": ["first"], "features": [[1.0]]}, "not whole numbers"),
+        ({"name": ["v0"], "row": ["first"], "features": [[1.0]]}, "not an integer type"),
         ({"name": [b"v0"], "features": [[1.0]]}, "not text"),
         ({"name": ["v0", "v0"], "row": [0, 1], "features": [[1.0], [1.0, 2.0]]}, "different lengths"),
         ({"name": ["v0"], "features": [[[1.0], [1.0, 2.0]]]}, "same shape"),

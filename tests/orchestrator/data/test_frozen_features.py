@@ -141,7 +141,7 @@ def test_the_key_has_everything_that_decides_the_features(clip, tmp_path, monkey
     def maker(blocks: int = 2, precision="fp32", code=None) -> str:
         return FrozenFeatures(store, clip, blocks, precision, code).maker
 
-    makers = [maker(), maker(blocks=3), maker(precision="bf16"), *(maker(code={"code": of}) for of in "ab")]
+    makers = [maker(), maker(blocks=3), maker(precision="bf16"), *(maker(code={"code of backbone": of}) for of in "ab")]
     with torch.no_grad():
         tower.blocks[2].ln_1.weight[0] += 1  # takes no part in the first two blocks
         tower.proj[0, 0] += 1

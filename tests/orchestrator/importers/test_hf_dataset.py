@@ -53,7 +53,7 @@ def test_a_folder_that_is_none_or_is_empty_is_refused(tmp_path):
 def test_a_video_lists_relevant_videos_for_every_caption_or_for_none(tmp_path):
     rows = [one("a"), {**one("a"), "relevant": [["a"]]}]
     for number, order in enumerate((rows, rows[::-1])):
-        folder = write(tmp_path / str(number), *order)
+        folder = write(tmp_path / str(number) / "train", *order)
         with refuses("relevant", "a.mp4", remedy=True):
             import_dataset(folder, tmp_path / "out.json")
 

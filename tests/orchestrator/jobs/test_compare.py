@@ -127,6 +127,15 @@ def test_names_without_a_common_query_are_refused(folder):
         compare("other.csv", "b.zip:lwf", ExecutionConfig())
 
 
+def test_a_missing_file_and_a_damaged_bundle_are_called_that(folder):
+    for name in ("gone.csv", "gone.zip", "./gone"):
+        with refuses("file", where=name, remedy=True):
+            compare("b.zip:clip4clip", name, ExecutionConfig())
+    (folder / "cut.zip").write_bytes((folder / "b.zip").read_bytes()[:100])
+    with refuses("bundle", where="cut.zip"):
+        compare("cut.zip:clip4clip", "b.zip:clip4clip", ExecutionConfig())
+
+
 def test_a_row_that_a_bundle_lacks_is_refused_with_its_rows(folder):
     with refuses("lwf", "clip4clip", where="b.zip", remedy=True):
         compare("b.zip:lfw", "theirs.csv", ExecutionConfig())

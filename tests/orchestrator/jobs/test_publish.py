@@ -10,7 +10,7 @@ import pytest
 
 from ctvr.orchestrator.bundles.bundle import Bundle, read_bundle, to_bytes
 from ctvr.orchestrator.bundles.check import seal
-from ctvr.orchestrator.bundles.signature import sign, signer_of
+from ctvr.orchestrator.bundles.signature import sign, signature_of, signer_of
 from ctvr.orchestrator.cli.main import main
 from ctvr.orchestrator.errors import MissingObject, UntrustedCode
 from ctvr.orchestrator.execution import ExecutionConfig
@@ -81,6 +81,15 @@ def test_own_ranks_are_those_among_the_videos_of_a_task(bundle):
 
 
 @pytest.mark.slow
+def test_a_refused_key_or_parquet_file_leaves_no_bundle(execution, bundle, tmp_path):
+    name = bundle.about["runs"][0]["name"]
+    with refuses(where=f"--sign {tmp_path / 'gone'}", remedy=True):
+        publish(name, execution, tmp_path / "b.zip", key=tmp_path / "gone")
+    with refuses(str(tmp_path)):
+        publish(name, execution, tmp_path / "b.zip", parquet=tmp_path)
+    assert not list(tmp_path.glob("b.zip*"))
+
+
 def test_a_run_is_published_by_name_with_captions_and_as_parquet(execution, bundle, tmp_path):
     name = bundle.about["runs"][1]["name"]
     text = publish(name, execution, tmp_path / "b.zip", captions=True, parquet=tmp_path / "r.parquet")
@@ -222,6 +231,10 @@ def test_the_commit_of_adopted_tasks_is_that_of_the_run_that_trained_them(tmp_pa
         _find_commit("c", 1, 3, store)
 
 
+def sign_as(file: Path, key: Path) -> None:
+    signature_of(file).write_bytes(sign(file.read_bytes(), file.name, key))
+
+
 @pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="ssh-keygen is not installed")
 def test_a_signature_names_its_signer_and_is_of_one_file_only(tmp_path):
     for name in ("mine", "other"):
@@ -232,15 +245,15 @@ def test_a_signature_names_its_signer_and_is_of_one_file_only(tmp_path):
     signers.write_text(f"me@example.org {(tmp_path / 'mine.pub').read_text()}")
     with refuses(where=f"--signers {signers}", remedy=True):  # not signed yet
         signer_of(file, signers)
-    assert sign(file, tmp_path / "mine") == tmp_path / "b.zip.sig"
-    sign(file, tmp_path / "mine")  # again, without a question
+    sign_as(file, tmp_path / "mine")
+    sign_as(file, tmp_path / "mine")  # again, without a question
     assert signer_of(file, signers) == "me@example.org"
     text, status = verify(file, ExecutionConfig(runs=tmp_path), 0, signers)
     assert (text.splitlines()[0], status) == ("signed: yes, by me@example.org", CONFIRMED)
     file.write_bytes(file.read_bytes() + b"x")
     with refuses(where=f"--signers {signers}", remedy=True):
         signer_of(file, signers)
-    sign(file, tmp_path / "other")
+    sign_as(file, tmp_path / "other")
     with refuses(where=f"--signers {signers}", remedy=True):
         signer_of(file, signers)
 
@@ -248,4 +261,4 @@ def test_a_signature_names_its_signer_and_is_of_one_file_only(tmp_path):
 def test_a_missing_ssh_keygen_is_reported_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with refuses("ssh-keygen", where=f"--sign {tmp_path / 'key'}", remedy=True):
-        sign(tmp_path / "b.zip", tmp_path / "key")
+        sign(b"", "b.zip", tmp_path / "key")

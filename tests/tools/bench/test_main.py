@@ -30,11 +30,12 @@ def test_a_path_becomes_a_row_below_the_description_of_the_machine(
     monkeypatch.setattr(bench, "PATHS", {"nap": make})
     monkeypatch.setattr(bench.service, "measure_service", latencies)
     monkeypatch.setattr(bench.kernels, "kernel_table", lambda: "kernels")
+    monkeypatch.setattr(bench.floor, "floor_table", lambda is_quick: f"floor {is_quick}")
     assert bench.main(["--quick"]) == 0
-    machine, _, _, _, row, *served, _, counted = capsys.readouterr().out.splitlines()
+    machine, _, _, _, row, *served, _, counted, _, lowest = capsys.readouterr().out.splitlines()
     assert f"{os.cpu_count()} CPUs" in machine
     assert row.startswith("| nap-toy | naps | long naps |")
-    assert counted == "kernels"
+    assert (counted, lowest) == ("kernels", "floor True")
     assert served[-1] == "| GET /search, clip4clip, tiny-clip | 480 | 50 | 5.0 | 9.0 | 4.0 | < 60 |"
     assert bench.main(["--quick", "--only", "nap"]) == 0
     assert "GET /search" not in capsys.readouterr().out
