@@ -93,7 +93,7 @@ def test_tower_without_an_assigned_gpu_stays_on_the_cpu(has_gpu, place, monkeypa
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_tower_that_was_given_a_gpu_never_takes_the_cpu_in_its_stead():
     with refuses("GPU"):
-        featurize._Tower({}, None, [], has_gpu=True, classes=())  # type: ignore[arg-type]
+        featurize._Tower({}, None, [], has_gpu=True, named=())  # type: ignore[arg-type]
 
 
 def test_workers_meet_by_what_their_devices_allow():
