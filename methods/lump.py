@@ -5,7 +5,7 @@ over any retriever; methods/lump_moco.py is the variant compared in BMU-MoCo's p
 for each batch:
 
     V~ = lambda V + (1 - lambda) V^M  on pixels,   T~ = lambda T + (1 - lambda) T^M  on token embeddings
-    L = L_retriever(V~, T~); there is no loss of the unmixed batch
+    L = L_retriever(V~, T~), without a term for the unmixed batch
 
 A mixed pair has the video id, category and caption length of the pair with the larger share.
 Difference: LUMP writes its memory during training; here pairs enter the reservoir when their task ends, so mixing

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import shlex
 import shutil
 import tempfile
 import unicodedata
@@ -150,6 +151,11 @@ def _remove_unfinished(folder: Path, name: str = "") -> None:
                 path.unlink()
             elif found[1] == name and not path.is_symlink():
                 shutil.rmtree(path)
+
+
+def runs_option(runs: str | Path) -> str:
+    """Return the option ` --runs FOLDER` of a printed command, quoted for the shell, or "" for the default folder."""
+    return "" if Path(runs).resolve() == Path("runs").resolve() else f" --runs {shlex.quote(str(runs))}"
 
 
 def write_in_runs(path: Path, content: bytes, remedy: str = "Use another --runs folder.") -> None:

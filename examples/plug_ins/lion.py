@@ -16,7 +16,9 @@ class Lion(torch.optim.Optimizer):
             b1, b2 = group["betas"]
             for p in group["params"]:
                 if p.grad is not None:
-                    m = self.state[p].setdefault("m", torch.zeros_like(p))
+                    if "m" not in self.state[p]:
+                        self.state[p]["m"] = torch.zeros_like(p)
+                    m = self.state[p]["m"]
                     step = torch.sign(b1 * m + (1 - b1) * p.grad) + group["weight_decay"] * p
                     p -= group["lr"] * step
                     m.lerp_(p.grad, 1 - b2)

@@ -1,4 +1,4 @@
-"""A-GEM for any retriever: to first order, a step does not increase the loss of pairs of earlier tasks.
+"""A-GEM for any retriever: projects the gradient of a step, so that the loss of drawn memory pairs does not increase.
 
 Chaudhry et al., "Efficient Lifelong Learning with A-GEM", arXiv:1812.00420, eq. 11:
 

@@ -23,6 +23,7 @@ from ctvr.methods.settings import SettingError
 from ctvr.methods.user_paths import expand_path
 
 OPEN_CLIP, TRANSFORMERS = "open_clip_config.json", "config.json"
+OF_THE_FOLDER = "transformers"  # hf_tokenizer_name of a folder of transformers, which does not name its tokenizer
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "spiece.model")  # a tokenizer of transformers has one of them
 CLIP_WORDS = 49408  # entries of CLIP's vocabulary, which open_clip contains
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf"}
@@ -206,7 +207,7 @@ def _of_clip(
             "vocab_size": read["vocab_size"],
             "heads": read["num_attention_heads"],
             **({} if is_last else {"pool_type": "eos", "eos_id": end}),
-            **({} if read["vocab_size"] == CLIP_WORDS else {"hf_tokenizer_name": "transformers"}),
+            **({} if read["vocab_size"] == CLIP_WORDS else {"hf_tokenizer_name": OF_THE_FOLDER}),
             **_transformer(read, text),
         },
     }

@@ -1,7 +1,8 @@
 """Builds the open_clip model and the tokenizer of an architecture in the user's files (own_architecture.py).
 
-The file decides the tokenizer, not its name: `text_cfg.hf_tokenizer_name` for one of the Hub or, in a folder that has
-one, its own; otherwise CLIP's. open_clip's registry of names stays as it is, so every process builds the same model.
+The content of the file determines the tokenizer: `text_cfg.hf_tokenizer_name` for one of the Hub or, in a folder that
+has one, its own; otherwise CLIP's. open_clip's registry of names is not changed, so every process builds the same
+model.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ctvr.methods.backbone.hub import fetch, offline
-from ctvr.methods.backbone.own_architecture import has_tokenizer, own_folder, read_architecture
+from ctvr.methods.backbone.own_architecture import OF_THE_FOLDER, has_tokenizer, own_folder, read_architecture
 from ctvr.methods.backbone.weight_settings import WeightSettings
 from ctvr.methods.backbone.weights import reason_of
 from ctvr.methods.settings import SettingError
@@ -81,6 +82,11 @@ def own_tokenizer(name: str, described: Mapping[str, Any], length: int) -> Token
                 f"{place}: open_clip cannot build the tokenizer ({reason_of(error)}). Correct it."
             ) from error
         return plain
+    if hub == OF_THE_FOLDER and not has_tokenizer(name):
+        raise ValueError(
+            f"{name}: its vocabulary is not CLIP's, and it is not a folder with a tokenizer. Use the path of a folder "
+            "with config.json and tokenizer.json."
+        )
     options |= {"context_length": length, "tokenizer_mode": text.get("tokenizer_mode"), "trust_remote_code": False}
     try:
         if has_tokenizer(name):

@@ -69,11 +69,11 @@ class Column(nn.Module):
         self.laterals = nn.ModuleList(make_stage(width, 2 * width, 2) for width in widths[:3] if columns)
 
     def forward(self, images: Tensor, former: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """Compute the outputs of the stages, h_i = stage_i(h_{i-1}) + lateral_i(adaptor_{i-1}(former h_{i-1})).
+        """Compute the outputs of the stages, h_i = stage_i(h_{i-1}) + lateral_i(adaptor_{i-1}(h'_{i-1})).
 
         Args:
             images: (B, 3, H, W).
-            former: outputs of the stages of each earlier column.
+            former: outputs h' of the stages of each earlier column.
 
         Returns:
             h_1 to h_4 (B, C_i, H_i, W_i).

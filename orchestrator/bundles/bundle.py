@@ -1,7 +1,7 @@
 """A bundle: one small file with the ranks of runs, from which each cell of their table follows (docs/publish.md).
 
 It is a zip file of `bundle.json` and of one array of ranks for each gallery, which NumPy reads. Bundles are read as
-files of a stranger: sizes are limited, nothing is unpickled, and nothing is extracted to the disk.
+untrusted files: sizes are limited, nothing is unpickled, and nothing is extracted to the disk.
 
 Shapes: R runs, T tasks, Q queries.
 """

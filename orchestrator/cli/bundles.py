@@ -22,7 +22,8 @@ def add_bundles(actions: Any) -> None:
     verify = actions.add_parser(
         "verify",
         help="check a bundle: whether its table follows from its ranks, and whether models here give these ranks",
-        description="Exit status: 0 consistent and reproduced, 1 consistent but not reproduced, 2 not consistent.",
+        description="Exit status: 0 consistent and, unless --queries is 0, all runs reproduced; 1 consistent, but not "
+        "all runs reproduced; 2 not consistent, or a wrong input.",
     )
     verify.add_argument("file", type=user_path, metavar="FILE", help="bundle")
     verify.add_argument(

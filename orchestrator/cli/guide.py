@@ -18,7 +18,7 @@ ctvr: experiments in continual text-to-video retrieval
               ctvr plot attention framefusion_moe                 attention, merged patches, scores, drift
               ctvr runs, ctvr runs show RUN, ctvr runs rm RUN     recorded runs; how to repeat one
               ctvr runs explain RUN                               the origin of a run, or of a number in a table
-              ctvr runs publish NAME, ctvr runs verify FILE       the ranks of a table as one file; its check
+              ctvr runs publish NAME, ctvr runs verify FILE       write the ranks of a table as one file; check it
               ctvr runs compare A B                               two runs, bundles or CSV files, query by query
               ctvr ui                                             MLflow's web interface
   reference   ctvr methods [NAME], ctvr streams                   methods with their settings; streams
@@ -42,7 +42,9 @@ def guide(runs: Path) -> str:
 
 
 def _next(runs: Path) -> str:
-    more = "" if str(runs) == "runs" else f" --runs {runs}"
+    from ctvr.orchestrator.output_dir import runs_option
+
+    more = runs_option(runs)
     if not (runs / "mlflow.db").is_file():
         return f"ctvr demo{more}   (no runs in {runs}/ yet)"
     plans = sorted((runs / "sweeps").glob("*/plan.json"), key=lambda file: file.stat().st_mtime)

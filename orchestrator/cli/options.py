@@ -178,13 +178,9 @@ def add_direction(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--direction", choices=("t2v", "v2t", "both"), help=text)
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def add_columns(parser: argparse._ActionsContainer) -> None:
     text = "metrics to show as further columns of the table, as runs record them, for example stream/t2v/rsum"
-    parser.add_argument("--columns", type=_names, default=(), metavar="NAME,NAME", help=text)
+    parser.add_argument("--columns", type=split_commas, default=(), metavar="NAME,NAME", help=text)
 
 
 def get_direction(arguments: argparse.Namespace) -> Literal["t2v", "v2t", "both"]:
@@ -315,7 +311,7 @@ def check_source_digest(asked: str | None) -> None:
     """Check that the sources equal the sources on the machine that submitted the command.
 
     Args:
-        asked: digest of the expected sources; if None, there is no check.
+        asked: digest of the expected sources; None to omit the check.
 
     Raises:
         ConfigError: if the sources differ; the message contains both digests.

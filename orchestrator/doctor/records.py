@@ -13,6 +13,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from ctvr.orchestrator.doctor import network
 from ctvr.orchestrator.doctor.findings import Finding, listed
+from ctvr.orchestrator.output_dir import runs_option
 from ctvr.orchestrator.proxies import proxies_of
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.tracking.event_log import EVENTS
@@ -111,17 +112,13 @@ def outbox(place: Examined) -> Iterator[Finding]:
     waiting = sum(len(outbox.read(name)[0]) for name in outbox.pending())
     refused = [file.stem for file in outbox.folder.glob(f"*{REFUSED}.jsonl") if file.stat().st_size]
     if waiting:
-        remedy = f"`ctvr runs sync{_runs_option(place)}`"
+        remedy = f"`ctvr runs sync{runs_option(place.runs)}`"
         yield Finding("warning", "outbox", f"{waiting} records wait for MLflow", remedy)
     if refused:
         text = f"MLflow refused records of {listed([name.removesuffix(REFUSED) for name in refused])}"
         yield Finding("warning", "outbox", text, f"Inspect {outbox.folder}/*{REFUSED}.jsonl, then remove these files.")
     if not waiting and not refused:
         yield Finding("ok", "outbox", "no records wait for MLflow")
-
-
-def _runs_option(place: Examined) -> str:
-    return "" if place.runs == Path("runs").resolve() else f" --runs {place.runs}"
 
 
 def _sweeps(place: Examined) -> Iterator[Finding]:
@@ -135,7 +132,7 @@ def _sweeps(place: Examined) -> Iterator[Finding]:
         if record is None or record.status not in ("RUNNING", "KILLED"):
             continue
         unfinished += 1
-        place_option = _runs_option(place)
+        place_option = runs_option(place.runs)
         again = f"`ctvr sweep --resume {folder.name}{place_option}`"
         if searched := record.settings.get("rerun_of"):
             counts = f"--top {record.settings.get('top', 1)} --seeds {record.settings.get('seeds', 3)}"

@@ -35,7 +35,7 @@ from ctvr.orchestrator.importers.images import BENCHMARKS as IMAGES
 from ctvr.orchestrator.importers.images import import_images
 from ctvr.orchestrator.importers.msrvtt_qa import NAME as QUESTIONS
 from ctvr.orchestrator.importers.msrvtt_qa import import_questions
-from ctvr.orchestrator.output_dir import check_name, is_name, nearest_name
+from ctvr.orchestrator.output_dir import check_name, is_name, nearest_name, runs_option
 from ctvr.orchestrator.streams.json_reader import read_json
 from ctvr.orchestrator.streams.load import RENDERED
 from ctvr.orchestrator.streams.manifest import parse_manifest
@@ -122,7 +122,7 @@ def import_stream(
         write_manifest(manifest, out)
     if correct:
         report = correct_captions(manifest, report, out.parent / manifest["videos"], out)
-    elsewhere = "" if Path(root) == Path("runs").resolve() else f" --runs {root}"
+    elsewhere = runs_option(root)
     of_features = "head_linear" if files.get("text") else "zero_shot"
     follows = {"features": f"run --method {of_features}", **dict.fromkeys(IMAGES, "run --method image_finetune")}
     follows[QUESTIONS] = "run --method umt_qa"

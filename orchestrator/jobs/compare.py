@@ -69,7 +69,7 @@ def compare(first: str, second: str, execution: ExecutionConfig) -> str:
     tasks = [sides[1].task[query] for query in shared] if all(side.task for side in sides) else None
     if (fewest := _fewest(videos, tasks or [0] * len(videos))) < 2:
         names = [f"{min(side.queries, default='none')!r:.80}" for side in sides]
-        share = f"they have {fewest} videos in common{' in a task' if tasks else ''}"
+        share = f"they have {count(fewest, 'video')} in common{' in a task' if tasks else ''}"
         fault = f"{share} (the first queries are {' and '.join(names)})"
         raise ConfigError(fault, "runs compare", remedy="Use equal names of queries, such as VIDEO#0.")
     from ctvr.orchestrator.tables.intervals import differences  # imports SciPy

@@ -7,7 +7,8 @@ from ctvr.orchestrator.console import say
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.report import write_report
 from ctvr.orchestrator.jobs.run import train
-from ctvr.orchestrator.jobs.run_text import next_text, runs_option
+from ctvr.orchestrator.jobs.run_text import next_text
+from ctvr.orchestrator.output_dir import runs_option
 from ctvr.orchestrator.streams.metric_names import progress_text
 
 STREAM, METHODS = "shapes-5", ("clip4clip", "er_ring")  # fine-tuning forgets, and replay is the simplest remedy
@@ -30,5 +31,5 @@ def demo(settings: Settings, execution: ExecutionConfig) -> tuple[str, str]:
     page = write_report(STREAM, execution).as_uri()
     lines = [f"{method:<10} {progress_text(done.record.metrics[-1])}" for method, done in found.items()]
     best = max(found.values(), key=lambda done: done.record.metrics[-1]["stream/t2v/r1"])
-    following = next_text(best.stream, best.record.ranks, best.run_id, runs_option(execution))
+    following = next_text(best.stream, best.record.ranks, best.run_id, runs_option(execution.runs))
     return "\n".join([*lines, f"report: {page}", following]), page

@@ -19,8 +19,9 @@ from ctvr.orchestrator.digests import identity_of, is_settled
 from ctvr.orchestrator.errors import CtvrError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.interpreter import kernels
-from ctvr.orchestrator.jobs.run_text import next_text, result_text, runs_option
+from ctvr.orchestrator.jobs.run_text import next_text, result_text
 from ctvr.orchestrator.learning.record.commits import Commits
+from ctvr.orchestrator.output_dir import runs_option
 from ctvr.orchestrator.streams.protocol_names import PROTOCOLS
 from ctvr.orchestrator.streams.stream import Stream, iter_items
 from ctvr.orchestrator.sweeps.trust import trust_text
@@ -59,7 +60,7 @@ def finished_run(settings: Settings, presets: Sequence[str], execution: Executio
     say(FINISHED)
     run, record = found[-1], commits.record(num_tasks)
     text = result_text(run.settings["method"], run.tags["ctvr.split"], stream, record.metrics[-1])
-    return f"{text}\n{next_text(stream, record.ranks, run.run_id, f'{runs_option(execution)}{trust_text()}')}"
+    return f"{text}\n{next_text(stream, record.ranks, run.run_id, f'{runs_option(execution.runs)}{trust_text()}')}"
 
 
 def question_of(

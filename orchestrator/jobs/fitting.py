@@ -32,8 +32,8 @@ def fitting_text(backbone: str) -> str:
     for name in names:
         try:
             missing = missing_parts(resolve({**given, "method": name}), clip)
+            found = f"needs {', '.join(missing)}" if missing else "fits"
         except ConfigError as error:  # of another package's method
-            missing = [str(error)]
-        found = f"needs {', '.join(missing)}" if missing else "fits"
+            found = f"cannot be tried ({error})"
         lines.append(f"{name:<{max(map(len, names))}}  {found}")
     return "\n".join(lines)

@@ -23,11 +23,10 @@ from ctvr.orchestrator.console import count
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError, MissingObject
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.jobs.run_text import runs_option
 from ctvr.orchestrator.jobs.runs import find_record, is_complete
 from ctvr.orchestrator.learning.record.commits import digest_of_commit
 from ctvr.orchestrator.learning.record.run_state import RunState
-from ctvr.orchestrator.output_dir import write_in_runs
+from ctvr.orchestrator.output_dir import runs_option, write_in_runs
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.load import split_order
 from ctvr.orchestrator.streams.query_rank import Rank
@@ -85,7 +84,7 @@ def publish(
         lines.append(f"written: {os.path.relpath(parquet)} ({ranks} ranks)")
     folders = {"--store": execution.store, "--videos": execution.videos}
     given = "".join(f" {option} {shlex.quote(str(folder))}" for option, folder in folders.items() if folder)
-    options = f"{runs_option(execution)}{given}{trust_text()}"
+    options = f"{runs_option(execution.runs)}{given}{trust_text()}"
     return "\n".join([*lines, *left_out, f"next: ctvr runs verify {shlex.quote(place)}{options}"])
 
 

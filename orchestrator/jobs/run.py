@@ -21,7 +21,6 @@ from ctvr.orchestrator.jobs.run_text import (
     cut_captions_text,
     next_text,
     result_text,
-    runs_option,
     start_text,
     time_left,
     warning_of,
@@ -31,6 +30,7 @@ from ctvr.orchestrator.learning.run.execute import check_streams, execute
 from ctvr.orchestrator.learning.run.factory import check_backbone
 from ctvr.orchestrator.learning.training.epoch_state import EpochReports
 from ctvr.orchestrator.learning.training.interruption import stop_at_signals
+from ctvr.orchestrator.output_dir import runs_option
 from ctvr.orchestrator.settings.experiment import Experiment
 from ctvr.orchestrator.settings.presets import get_method
 from ctvr.orchestrator.settings.resolve import check_domain, resolve
@@ -70,7 +70,7 @@ def run(
         say(warning)
     split = done.experiment.evaluation.split
     found = result_text(done.experiment.name, split, done.stream, done.record.metrics[-1])
-    following = next_text(done.stream, done.record.ranks, done.run_id, f"{runs_option(execution)}{trust_text()}")
+    following = next_text(done.stream, done.record.ranks, done.run_id, f"{runs_option(execution.runs)}{trust_text()}")
     return f"{found}\n{following}"
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from ctvr.methods.backbone.architectures import VECTORS
 from ctvr.orchestrator.config import as_text
 from ctvr.orchestrator.console import format_duration
-from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.streams.example_queries import example_queries
 from ctvr.orchestrator.streams.metric_names import GAIN
 from ctvr.orchestrator.streams.query_rank import Rank
@@ -204,11 +203,6 @@ def result_text(name: str, split: str, stream: Stream, metrics: Mapping[str, flo
         text = "points of R@1 that earlier tasks have lost in their own galleries (BWF)"
         lines.append(f"forgetting {found['t2v/bwf']:.2f}: {text}")
     return "\n".join(lines)
-
-
-def runs_option(execution: ExecutionConfig) -> str:
-    """Return the option that the next commands need if the runs folder is not the default."""
-    return "" if str(execution.runs) == "runs" else f" --runs {shlex.quote(str(execution.runs))}"
 
 
 def next_text(stream: Stream, ranks: Mapping[str, Rank], run_id: str, more: str) -> str:

@@ -12,6 +12,7 @@ from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.console import format_duration, printable
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.output_dir import runs_option
 from ctvr.orchestrator.store.gc import OF_RUNS
 from ctvr.orchestrator.streams.metric_names import ACCURACY, ANSWERED
 from ctvr.orchestrator.tracking.run_record import RunRecord
@@ -115,7 +116,7 @@ def show_run(name: str, execution: ExecutionConfig) -> str:
     run = find_record(name, execution.existing_tracker(), methods=True)
     tags, folder = run.tags, run.folder
     cells = dict(zip(HEAD, _cells(run)))
-    more = "" if str(execution.runs) == "runs" else f" --runs {execution.runs}"
+    more = runs_option(execution.runs)
     lines = [
         f"run {run.name} ({run.run_id}), {cells['STATE']}",
         f"  method    {cells['METHOD']} on {cells['STREAM']}, {cells['SPLIT']} videos, seed {cells['SEED']}",
@@ -138,7 +139,7 @@ def repeat_command(run: RunRecord, execution: ExecutionConfig) -> str:
     if folder is None or not (config := folder / "config.json").is_file():
         return ""
     place = config.relative_to(Path.cwd()) if config.is_relative_to(Path.cwd()) else config
-    more = "" if str(execution.runs) == "runs" else f" --runs {execution.runs}"
+    more = runs_option(execution.runs)
     return f"ctvr run --config {shlex.quote(str(place))} --fresh{more}"
 
 

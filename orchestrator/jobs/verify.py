@@ -71,7 +71,7 @@ def verify(
     if parquet is not None:
         lines.append(f"written: {parquet} ({write_parquet(bundle, parquet)} ranks)")
     if not queries:
-        return "\n".join([*lines, f"reproduced: not asked. {LIMIT}."]), CONFIRMED
+        return "\n".join([*lines, f"reproduced: not requested. {LIMIT}."]), CONFIRMED
     is_same, text = _reproduce(bundle, execution, queries)
     return "\n".join([*lines, f"reproduced: {text}"]), CONFIRMED if is_same else ONLY_CONSISTENT
 

@@ -118,5 +118,5 @@ def _card(lost: LostQuery, names: Sequence[str], pictures: Mapping[Clip, Strip])
 
 
 def _shown(clip: Clip, item: Item, pictures: Mapping[Clip, Strip], said: str) -> str:
-    """Return the picture (HTML) of a video, or its ID if there is no picture."""
+    """Return the picture of a video as HTML, or a line with its ID if `pictures` does not contain it."""
     return image(clip, pictures, said) or f'<p class="soft">video {escape(item.video)}</p>'

@@ -48,7 +48,8 @@ def text_drift(states: Iterable[Model], number: int) -> Drift:
         if len(found) == len(blocks):
             last = _features(state, len(blocks) - 1, number)
     if len(found) < 2:
-        raise ConfigError("plot drift: the run has learned only one task, so there is no drift. Pass another run.")
+        fault = "the run has learned one task only, and drift is the change after a later task"
+        raise ConfigError(fault, "plot drift", remedy="Pass a run of two or more tasks.")
     points = torch.stack(found)
     cosines = F.cosine_similarity(points, points[:1], dim=-1).mean(dim=1)
     flat, explained = principal(torch.cat([points.flatten(0, 1), last]).double().numpy())

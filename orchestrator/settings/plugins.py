@@ -114,6 +114,6 @@ class Plugins:
             return EntryPoint(name, name, f"ctvr.{self.group}"), False
         known = [*self.built_in, *(each for each in others if each not in self.built_in)]
         meant = closest(name, known)
-        listed = f"All: {', '.join(known)}" if known else f"No installed package has an entry point ctvr.{self.group}"
-        hint = f"Did you mean {meant!r}?" if meant else f"{listed}; use one of them, or MODULE:NAME of your own."
+        listed = f"Use one of {', '.join(known)}, or" if known else "No installed package has one. Use"
+        hint = f"Did you mean {meant!r}?" if meant else f"{listed} MODULE:NAME of your own."
         raise ConfigError(f"no {self.kind} is called {name!r}", self.setting, remedy=hint)

@@ -24,6 +24,7 @@ from ctvr.orchestrator.on_ray.memory import worker_bytes
 from ctvr.orchestrator.on_ray.plan import Capacity, SearchOutcome, TrialPlan, join_uri
 from ctvr.orchestrator.on_ray.plan_places import OPTIONS, require_given
 from ctvr.orchestrator.on_ray.plan_types import check_types
+from ctvr.orchestrator.output_dir import runs_option
 from ctvr.orchestrator.settings.experiment import Experiment
 from ctvr.orchestrator.sweeps.preflight import check_hours
 from ctvr.orchestrator.tracking.server import default_uri
@@ -72,8 +73,7 @@ def not_started(what: str, again: str, execution: ExecutionConfig) -> Iterator[N
 
 
 def _interrupted(fault: str, again: str, execution: ExecutionConfig) -> Interrupted:
-    place = "" if str(execution.runs) == "runs" else f" --runs {execution.runs}"
-    return Interrupted(f"{fault}. Resume with: {again}{place}")
+    return Interrupted(f"{fault}. Resume with: {again}{runs_option(execution.runs)}")
 
 
 def _close_open_runs(tracker: Tracker, parents: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ from ctvr.orchestrator.errors import NOT_WRITABLE, ConfigError, UntrustedCode, o
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.memo import remembered
 from ctvr.orchestrator.on_ray.plan import names_of
+from ctvr.orchestrator.output_dir import runs_option
 from ctvr.orchestrator.sweeps.comparison import gain_notes
 from ctvr.orchestrator.sweeps.front import FrontResult, with_standing
 from ctvr.orchestrator.sweeps.selection import selection_metric
@@ -78,7 +79,7 @@ def table(
             raise
         written = f"not written: {os_error_text(error)}"
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
-    more = ("" if str(execution.runs) == "runs" else f" --runs {execution.runs}") + trust_text()
+    more = runs_option(execution.runs) + trust_text()
     models = " ".join(f"--model best-{table.stream}" for table in made[:1])
     following = [f"ctvr report {name.partition(',')[0]}{more}"] * names_report
     following.append(f"ctvr search 'TEXT' {models}{more}")

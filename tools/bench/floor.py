@@ -1,11 +1,13 @@
-"""Lower limit of the time of a training step on a CPU: the operators that the equations need, timed alone.
+"""CPU time of a training step relative to its matrix products and memory-bound operators, timed alone.
 
 These are matrix products, convolutions and attention, and the memory-bound norms, softmaxes, activations and sums
 (residuals and gradients of a tensor with several uses), each with its backward pass. One step is recorded. Each
-operator is then timed on random tensors of the same shapes and strides, and the times of all calls are added. The
-result is a lower limit in practice only: in the step, inputs are rarely in the processor's cache.
+operator is then timed on copies of its tensors, and the times of all calls are added. The sum is a lower limit of this
+implementation, not of the equations: a product that is computed twice counts twice. In the step, inputs are rarely in
+the processor's cache.
 
-`step / floor` is what copies, gathers, masks, the optimizer and Python add.
+The excess of `step / floor` over 1 is from other elementwise operators, copies, gathers, masks, the optimizer and
+Python.
 """
 
 from __future__ import annotations
@@ -26,11 +28,10 @@ from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.load import load_backbone
 from tools.bench.work import VIT, random_batch, second_task, training_step
 
-STEPS = {"clip4clip": 4, "framefusion_moe": 4, "structalign": 4, "tempme": 4}  # method -> pairs of 12 frames
+STEPS, PAIRS, FRAMES = ("clip4clip", "framefusion_moe", "structalign", "tempme"), 4, 12
 REPEATS = 3  # timings of a step and of each operator; the median counts
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "scaled_dot_product")
 MEMORY_BOUND = ("native_layer_norm", "_softmax", "_log_softmax", "gelu", "sigmoid", "silu", "relu", "threshold", "add")
-_Meta = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # shape, strides and type of a tensor
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def kind_of(operator: str) -> str:
 
 
 class Recorder(TorchDispatchMode):
-    """Counter of the needed operators that are called inside a `with` block, by operator and arguments."""
+    """Counter of the counted operators that are called inside a `with` block, by operator and arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,9 +94,9 @@ def _like(value: Any) -> Any:
 
 
 def measure_floor(name: str, backbone: Clip, pairs: int) -> Floor:
-    """Time a step of a method in its second task, and the operators that it needs, in one thread."""
+    """Time a step of a method in its second task, and its operators, in the threads that torch uses."""
     method = second_task(name, backbone)
-    step = training_step(method, random_batch(backbone, pairs, 12))
+    step = training_step(method, random_batch(backbone, pairs, FRAMES))
     step()
     with Recorder() as recorder:
         step()
@@ -130,8 +131,8 @@ def floor_table(is_quick: bool = False) -> str:
         "| step | pairs | step (CPU s) | products (CPU s) | memory-bound operators (CPU s) | step / floor |",
         "|---|--:|--:|--:|--:|--:|",
     ]
-    for name, pairs in STEPS.items():
-        each = measure_floor(name, backbone, pairs)
+    for name in STEPS:
+        each = measure_floor(name, backbone, PAIRS)
         times = f"{each.step:.2f} | {each.products:.2f} | {each.memory_bound:.2f}"
-        lines.append(f"| `{name}` | {pairs} | {times} | {each.ratio:.2f} |")
+        lines.append(f"| `{name}` | {PAIRS} | {times} | {each.ratio:.2f} |")
     return "\n".join(lines)

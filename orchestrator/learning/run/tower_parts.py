@@ -21,14 +21,14 @@ from ctvr.methods.backbone.blocks import BlockSeams, Seams
 from ctvr.methods.backbone.clip import Clip, VisionTower
 from ctvr.methods.base import Batch, Method, Position
 from ctvr.methods.capabilities import capabilities_of
+from ctvr.methods.user_code import place_in_user_code
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.record.method_state import finish_task, prepare_task
 from ctvr.orchestrator.method_checks.tiny_models import make_batch, make_small_clip, make_task
 from ctvr.orchestrator.settings.experiment import Experiment
 
-HOOKS, MLP, CLASS, END = "hook points", "CLIP's MLP", "a class token", "an end-of-text token"
-UNKNOWN = "unknown parts"  # of a method that fails on the tiny CLIP; only CLIP surely offers them
-PARTS = (HOOKS, MLP, CLASS, END, UNKNOWN)
+HOOKS, MLP, CLASS = "hook points", "CLIP's MLP", "a class token"
+PARTS = (HOOKS, MLP, CLASS)
 TOWERS = {"vision": "image tower", "text": "text tower"}
 # Sizes and facts that every tower has
 _EVERYWHERE = {"blocks", "width", "heads", "classes", "num_tokens", "embed_dim", "context_length", "causal", "reducers"}
@@ -115,31 +115,41 @@ def _watched_clip() -> Clip:
 def parts_used(experiment: Experiment) -> set[tuple[str, str]]:
     """Return the parts that a method uses under its settings, as pairs of `vision` or `text` and the part.
 
-    A method that fails on the tiny CLIP is recorded until then. Unless it is `backbone_agnostic`, it also uses UNKNOWN.
+    Raises:
+        ConfigError: if the method fails on the tiny CLIP and is not `backbone_agnostic`, so its parts are not known.
     """
-    log, cls, unknown = _Log(), find_method(experiment.run.method), set()
+    log, cls = _Log(), find_method(experiment.run.method)
     token = _LOG.set(log)
     try:
         with torch.random.fork_rng(devices=[]):
             clip = _watched_clip()
             base = find_method(experiment.method.base)(experiment.base, clip) if cls.wraps else clip
             _use(cls(experiment.method, base), min(experiment.data.num_frames, _MOST_FRAMES))
-    except Exception:  # of any method, on sizes that are not its own
+    except Exception as error:  # of any method, on sizes that are not its own
         if not experiment.capabilities.backbone_agnostic:
-            unknown = {(tower, UNKNOWN) for tower in TOWERS}
+            place = place_in_user_code(error)
+            said = f"{type(error).__name__}: {' '.join(str(error).split()):.200}{place and f', {place}'}"
+            raise ConfigError(
+                f"{experiment.name} fails on the tiny CLIP ({said}), so it is known to fit CLIP only",
+                "method",
+                remedy="Use a backbone of CLIP, or correct the method, or declare it backbone_agnostic.",
+            ) from error
     finally:
         _LOG.reset(token)
-    return log.used | _positions(experiment, log.used) | unknown
+    return log.used | _positions(experiment, log.used)
 
 
 def _positions(experiment: Experiment, used: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Return the tokens whose position a retriever may assume in its hooks, unless it declares that it does not."""
+    """Return the class token if a retriever may assume its position in hooks; it may declare that it does not.
+
+    The end of a caption has a known position in every tower (`TokenState.eot`).
+    """
     name, config = experiment.run.method, experiment.method
     if experiment.base is not None:
         name, config = experiment.method.base, experiment.base
     if capabilities_of(find_method(name), config).backbone_agnostic:
         return set()
-    return {pair for pair in (("vision", CLASS), ("text", END)) if (pair[0], HOOKS) in used}
+    return {("vision", CLASS)} if ("vision", HOOKS) in used else set()
 
 
 def _use(method: Method, frames: int) -> None:
@@ -164,7 +174,7 @@ def _use(method: Method, frames: int) -> None:
 def offers(clip: Clip, tower: str, part: str) -> bool:
     """Return whether a backbone offers a part of `vision` or `text`."""
     there: Any = getattr(clip, tower)
-    if part == UNKNOWN or part in there.lacks or (part == CLASS and not there.classes):
+    if part in there.lacks or (part == CLASS and not there.classes):
         return False
     if part in (HOOKS, MLP):
         return bool(len(there.blocks)) and (part == HOOKS or hasattr(there.blocks[0].mlp, "c_fc"))
@@ -172,7 +182,11 @@ def offers(clip: Clip, tower: str, part: str) -> bool:
 
 
 def missing_parts(experiment: Experiment, clip: Clip) -> list[str]:
-    """Return the parts that a method uses and a backbone lacks, as text; empty if the method fits it."""
+    """Return the parts that a method uses and a backbone lacks, as text; empty if the method fits it.
+
+    Raises:
+        ConfigError: see `parts_used`.
+    """
     if is_of_clip(clip):
         return []
     lacking = sorted(pair for pair in parts_used(experiment) if not offers(clip, *pair))
@@ -188,7 +202,7 @@ def refuse_misfit(experiment: Experiment, clip: Clip) -> None:
     """Refuse a backbone that lacks parts that the method uses, in one line that names them.
 
     Raises:
-        ConfigError: if it does.
+        ConfigError: if it does, or if the parts are not known (`parts_used`).
     """
     if missing := missing_parts(experiment, clip):
         raise ConfigError(

@@ -260,6 +260,14 @@ def test_a_folder_without_weights_needs_others(tmp_path):
     assert load_backbone(name, "random").embed_dim == CLIP["embed_dim"]
 
 
+def test_another_vocabulary_without_a_tokenizer_is_refused_before_the_hub_is_asked(tmp_path, monkeypatch):
+    monkeypatch.setattr("ctvr.methods.backbone.own_model.fetch", pytest.fail)
+    theirs = {**THEIRS, "text_config": {**THEIRS["text_config"], "vocab_size": 300}}
+    write_json(tmp_path / "config.json", theirs)
+    for name in (f"{tmp_path}/", write_json(tmp_path / "copy.json", theirs)):
+        refused(lambda name=name: load_backbone(name, "random"), name, "tokenizer.json", kind=ValueError)
+
+
 def test_only_a_path_is_the_users(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ViT-B-32").mkdir()

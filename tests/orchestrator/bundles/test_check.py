@@ -74,6 +74,11 @@ def test_a_forged_bundle_is_consistent(bundle):
 @pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: file.stem)
 def test_a_bundle_of_the_repository_is_consistent_and_small(file):
     assert inconsistencies(read_bundle(file)) == []
+    assert file.stat().st_size < 10**6
+
+
+def test_the_repository_has_a_bundle():
+    assert PUBLISHED
 
 
 @pytest.mark.slow

@@ -89,7 +89,7 @@ def test_a_task_of_cvlm_with_one_common_video_is_refused(folder, of_cvlm):
         f"other{query}" if place in range(2, 6) else query for place, query in enumerate(about["queries"])
     ]
     (folder / "less.zip").write_bytes(to_bytes(seal(about, ranks)))
-    with refuses("1 videos", where="runs compare", remedy=True):
+    with refuses("1 video", where="runs compare", remedy=True):
         compare("less.zip:lwf", "cvlm.zip:lwf", ExecutionConfig())
 
 

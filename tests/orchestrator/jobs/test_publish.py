@@ -17,8 +17,8 @@ from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.load_model import load_task
 from ctvr.orchestrator.jobs.publish import _find_commit, publish, without_folders
 from ctvr.orchestrator.jobs.run import run
-from ctvr.orchestrator.jobs.run_text import runs_option
 from ctvr.orchestrator.jobs.verify import CONFIRMED, INCONSISTENT, ONLY_CONSISTENT, verify
+from ctvr.orchestrator.output_dir import runs_option
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.sweeps.table import made_tables
 from tests.orchestrator.bundles.plantings import FORGED, OPEN, drawn, plant
@@ -170,7 +170,7 @@ def test_the_printed_check_has_the_folders_and_trusted_classes(execution, tmp_pa
     following = publish("small", elsewhere, tmp_path / "b.zip").splitlines()[-1]
     assert not missing_from(following, f"--runs {execution.runs}", f"--store {store}", "--trust mine:Mine")
 
-    assert runs_option(ExecutionConfig(runs=Path("my runs"))) == " --runs 'my runs'"
+    assert runs_option(Path("my runs")) == " --runs 'my runs'"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Ranks of some captions are those that the run computed for all."""
+"""Captions on which drawn ranks depend are encoded, too, and no others."""
 
 from types import SimpleNamespace
 from typing import Any

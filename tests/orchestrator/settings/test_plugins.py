@@ -42,7 +42,7 @@ def test_an_entry_point_is_loaded_and_its_errors_are_one_line_with_their_place(s
     for name, said in (("number", "int"), ("gone", "gone"), ("lacks", "no_such_library"), ("godo", "good")):
         with refuses(said, where="evaluation.metrics"):
             KINDS.load(name)
-    with refuses("ctvr.nothing", "x", where="w", remedy=True):
+    with refuses("thing", "x", where="w", remedy=True):
         Plugins("thing", "nothing", "w").load("x")
 
 
