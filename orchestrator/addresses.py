@@ -1,8 +1,9 @@
 """Checks of addresses in files (records, plans, manifests, models, databases): whether a command may use them.
 
 A file from elsewhere may contain any host or path, and a library that opens it sends the user's credentials there. An
-address from a file is used only if it is local and below the runs folder (links resolved), or if the command itself
-names its host by an option, by --trust or by a variable of `VARIABLES`. SECURITY.md lists the readers of addresses.
+address from a file is used only in two cases. It is local and below the runs folder (links resolved). Or the command
+itself names its host by an option, by --trust or by a variable of `VARIABLES`. SECURITY.md lists the readers of
+addresses.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def is_address(word: str) -> bool:
 
 
 def origin_of(address: str) -> str:
-    """Return SCHEME://HOST:PORT of a remote address, or SCHEME://BUCKET; empty for a local one.
+    """Return SCHEME://HOST:PORT of a remote address, or SCHEME://BUCKET; empty for a local address.
 
     An address of another form, such as `models:/name/1`, is returned unchanged.
     """
@@ -120,7 +121,7 @@ def require_own(path: Path, *others: int, remedy: str = "Remove it, or set TMPDI
 
 
 def _path_of(address: Place, is_ours: bool = False) -> Path:
-    """Return the path of a local address, with links resolved; for a SQLite address with `is_ours`, its folder."""
+    """Return the path of a local address, with links resolved. With `is_ours`, an SQLite address gives its folder."""
     text = str(address)
     if text.startswith("sqlite:///"):
         return Path(text.removeprefix("sqlite:///")).resolve().parent if is_ours else Path(text)

@@ -69,7 +69,7 @@ def closest_setting(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_setting(name: str, value: Any, known: Iterable[str]) -> ConfigError:
-    """Return the error for an unknown setting; its message suggests the closest known one."""
+    """Return the error for an unknown setting; its message suggests the closest known setting."""
     names = list(known)
     meant, last = closest_setting(name, names), _fold(name.rpartition(".")[2])
     near = [each for each in names if not meant and len(last) > 1 and _fold(each.rpartition(".")[2]).startswith(last)]
@@ -179,7 +179,7 @@ def _check_variant(variants: Mapping[str, Any], name: Any, prefix: str) -> None:
 
 
 def _check_owner(variants: Mapping[str, type[Any]], word: str, prefix: str, chosen: str = "") -> list[type[Any]]:
-    """Return the variants of a group that have a setting. Refuse the setting if none, or not `chosen`, has it."""
+    """Return the variants of a group that have the setting `word`. Refuse it if no variant, or not `chosen`, has it."""
     owners = [name for name, variant in variants.items() if word in setting_names(variant)]
     if not owners:
         every = dict.fromkeys(name for variant in variants.values() for name in setting_names(variant))

@@ -170,7 +170,7 @@ def _hash(path: Path) -> str:
 
 
 class _FileDigestCache:
-    """A file of JSON lines to which processes append digests; damaged lines are skipped, and the last line counts."""
+    """A file of JSON lines to which processes append digests; damaged lines are skipped, and later lines override."""
 
     _open: dict[Path, _FileDigestCache] = {}
 

@@ -220,7 +220,7 @@ class UserCodeFailed(CtvrError, RuntimeError):
 
 
 class RunsFailed(CtvrError, RuntimeError):
-    """Some runs failed; the results of the others are kept."""
+    """Some runs failed; the results of the other runs are kept."""
 
 
 class Interrupted(CtvrError, RuntimeError):

@@ -54,7 +54,7 @@ class ExecutionConfig:
         return RunPaths(self.runs.resolve(), absolute(self.store), videos)
 
     def tracker(self, stream: str | None = None) -> Tracker:
-        """Open the tracker and create its database. With `stream`, close its runs that dead processes left open.
+        """Open the tracker and create its database. With `stream`, close that stream's runs of dead processes.
 
         Raises:
             ConfigError: if the server does not respond, or the database cannot be written.
@@ -210,7 +210,7 @@ def absolute(place: str) -> str:
 
 
 def find_manifest(text: str) -> str:
-    """Return a stream's name, with the path of a manifest made absolute for other processes."""
+    """Return a stream's name unchanged, or a manifest's path as an absolute path, which other processes can open."""
     written = plain_name(text)
     if not Path(written).is_file():
         return text

@@ -1,7 +1,7 @@
 """Command lines, search paths and CPU kernels of the Python processes that this project starts.
 
 `python -m` and `python -c` put the current folder first on `sys.path`, so that a file random.py or ctvr.py there
-shadows the module of that name. The functions here avoid that.
+shadows the module of that name. The functions of this module avoid that.
 """
 
 from __future__ import annotations

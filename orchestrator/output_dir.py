@@ -41,7 +41,7 @@ def check_name(text: str, where: str, is_ascii: bool = False) -> None:
         is_ascii: whether the name becomes a part of addresses, so that only the letters a to z are accepted.
 
     Raises:
-        ConfigError: if the name is not accepted; the remedy proposes one.
+        ConfigError: if the name is not accepted; the remedy proposes another name.
     """
     if not is_name(text) or (is_ascii and not text.isascii()):
         letters = "ASCII letters" if is_ascii else "letters"
@@ -54,7 +54,7 @@ def check_name(text: str, where: str, is_ascii: bool = False) -> None:
 
 
 def require_new(folder: Path) -> None:
-    """Check before slow work that `new_folder` can write a folder; remove what a killed command left inside.
+    """Check before slow work that `new_folder` can write a folder; remove leftovers of a killed command in it.
 
     Raises:
         ConfigError: if the folder is not empty, is a file, or cannot be created.
@@ -70,8 +70,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
     """Write a folder of several files: yield a temporary folder, whose name becomes `folder` when the block ends.
 
     After an exception nothing is left. The next call removes the leftovers of a killed process, so the same command can
-    be repeated. The temporary folder is next to `folder`. If `folder` exists and is empty, it may be a mount or the
-    working folder, so the temporary folder is inside, and its content is moved up, an entry at a time.
+    be repeated. The temporary folder is next to `folder`. An empty `folder` may be a mount or the working
+    folder. The temporary folder is then inside `folder`, and its content is moved up, an entry at a time.
 
     Raises:
         ConfigError: if the folder is not empty, is a file, or cannot be written.
@@ -118,7 +118,7 @@ def check_creatable(folder: Path, option: str = "") -> None:
 
 
 def publish(path: Path, content: bytes) -> Path:
-    """Write a file atomically; if the disk is full, no partial file is left. Remove what killed writers left there."""
+    """Write a file atomically; if the disk is full, no partial file is left. Remove killed writers' files first."""
     _remove_once(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -138,9 +138,9 @@ _remove_once = functools.cache(lambda folder: _remove_unfinished(folder))
 
 
 def _remove_unfinished(folder: Path, name: str = "") -> None:
-    """Remove what ended writers left: temporary files of `publish`, or with `name` the folders of `new_folder`.
+    """Remove the leftovers of ended writers: temporary files of `publish` or, with `name`, folders of `new_folder`.
 
-    A killed process of a container may have had the same ID as this process, so its folders are removed too.
+    A killed process of a container may have had the same ID as this process, so its folders are also removed.
     """
     with suppress(OSError):
         for path in folder.iterdir():
@@ -159,7 +159,7 @@ def runs_option(runs: str | Path) -> str:
 
 
 def write_in_runs(path: Path, content: bytes, remedy: str = "Use another --runs folder.") -> None:
-    """Write a file, by default of the runs folder, atomically, and create its parent folders.
+    """Write a file atomically, and create its parent folders; the default `remedy` is for files in the runs folder.
 
     Raises:
         ConfigError: if it cannot be written.

@@ -41,7 +41,7 @@ def beat() -> None:
 
 
 def progress() -> tuple[str, int]:
-    """Return the last position of this process and the number of calls of `beat`."""
+    """Return this process's last position and its number of `beat` calls."""
     return _place[0], _beats[0]
 
 
@@ -111,7 +111,7 @@ def _is_starting(process: psutil.Process) -> bool:
 
 
 def terminate(find: Callable[[], set[psutil.Process]]) -> None:
-    """Terminate the processes that `find` returns, now or later; kill those that do not end in time.
+    """Terminate the processes that `find` returns, now or later; kill processes that do not end in time.
 
     Wait until each has exited, because it can hold files and locks after its environment is unreadable.
     """

@@ -1,7 +1,8 @@
 """Redaction of secrets in everything that is printed, logged or recorded.
 
-Secrets are values of environment variables, parameters, settings and headers whose names suggest a secret, user names
-and passwords in addresses, and tokens of a known form (AWS, Hugging Face, GitHub, JSON web tokens, private keys).
+Three kinds of text count as secrets: values of environment variables, parameters, settings and headers whose names
+suggest a secret; user names and passwords in addresses; tokens of a known form (AWS, Hugging Face, GitHub, JSON web
+tokens, private keys).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Names of the settings of a dataclass that holds groups (`group` of methods/settings.py), and mistyped numbers.
-
-A group is a field that holds one of several dataclasses, its variants; the setting `field.name` selects one.
-"""
+"""Names of the settings of a dataclass with groups (`group` of methods/settings.py); repair of mistyped numbers."""
 
 from __future__ import annotations
 

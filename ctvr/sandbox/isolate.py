@@ -50,7 +50,8 @@ def isolate(readable: Iterable[str | Path], writable: Iterable[str | Path] = ())
         writable: folders.
 
     Returns:
-        The active restrictions. If the system refuses the network isolation or the call filter, the others still apply.
+        The active restrictions. If the system refuses the network isolation or the call filter, the other restrictions
+        still apply.
 
     Raises:
         NoLandlock: if files are not restricted, unless the user permits that.

@@ -121,7 +121,7 @@ def _allow(system: ctypes.CDLL, rules: int, path: Path, rights: int) -> None:
 
 
 def _python() -> Iterator[str]:
-    """Yield the folders of this interpreter and its libraries, except the current one or one that contains the home.
+    """Yield the folders of this interpreter and its libraries, except the current folder and parents of the home.
 
     A checkout contains more than our packages, such as runs and the user's notes, so only our packages are readable.
     """

@@ -1,6 +1,6 @@
 """A seccomp filter that allows only the system calls of a file reader: files, memory, threads and time.
 
-The filter lists the allowed calls, so that calls of later kernels are blocked, too. Everything else fails with EPERM.
+The filter lists the allowed calls, so that calls of later kernels are also blocked. Everything else fails with EPERM.
 Calls that are newer than Linux 5.1 fail with ENOSYS, as on an older kernel, and libraries then fall back to older calls
 (clone3, whose flags a filter cannot read, becomes clone). On another architecture, including x32, every
 call fails.
@@ -28,7 +28,8 @@ def leave_calls(may_write: bool = False) -> bool:
     """Forbid this process and its threads all system calls except those of a file reader, permanently.
 
     Args:
-        may_write: whether it may open files for writing, rename and delete them. The filter cannot restrict which ones.
+        may_write: whether it may open files for writing, rename and delete them. The filter cannot restrict which
+            files.
 
     Returns:
         False if the architecture is unknown, or the system lacks seccomp or refuses it. Then no call is blocked.

@@ -24,7 +24,7 @@ def seal(about: Mapping[str, Any], ranks: Mapping[str, np.ndarray]) -> Bundle:
 
 
 def inconsistencies(bundle: Bundle) -> list[str]:
-    """Return what does not follow from the ranks of a bundle, a phrase each; [] if the bundle is consistent."""
+    """Return a phrase for each part of a bundle that does not follow from its ranks; [] if it is consistent."""
     found = []
     try:
         if (computed := digest(bundle.about, bundle.ranks)) != bundle.about["digest"]:

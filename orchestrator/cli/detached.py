@@ -139,7 +139,7 @@ def runs(place: Path) -> bool:
 
 
 def find(name: str | None) -> Path:
-    """Return the folder of the driver `name`. If it is None, return the newest running one, else the newest one.
+    """Return the folder of the driver `name`; if None, of the newest running driver, else of the newest driver.
 
     Raises:
         ConfigError: if no driver is found.

@@ -1,4 +1,4 @@
-"""Output of `ctvr` without arguments: an overview of the commands, and the next one for the current folder."""
+"""Output of `ctvr` without arguments: an overview of the commands, and the next command for the current folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command `ctvr methods`: list the methods, show one, write a new one, and check that one satisfies the contract."""
+"""Command `ctvr methods`: list methods, show a method, write a new method, and check the contract of a method."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Detection of all mistakes in one command, each with a corrected command line.
 
 `argparse` stops at the first mistake, so the arguments are checked here first. Invalid settings are removed and the
-others are checked again, until no further mistake is found.
+rest is checked again, until no further mistake is found.
 """
 
 from __future__ import annotations
@@ -161,7 +161,10 @@ def _name_kind(error: ConfigError, runs: Path) -> ConfigError:
 
 
 def setting_mistakes(arguments: argparse.Namespace, method: str, stream: str) -> list[Mistake]:
-    """Return all mistakes in the presets and settings of a run or sweep; method "" allows any. Imports torch."""
+    """Return all mistakes in the presets and settings of a run or sweep. Imports torch.
+
+    If `method` is "", the settings of a method are not checked.
+    """
     from ctvr.orchestrator.cli.options import settings_of, split_commas
     from ctvr.orchestrator.settings.presets import get_method, with_recipe
     from ctvr.orchestrator.settings.resolve import resolve
@@ -207,7 +210,7 @@ def missing_name(name: str, method: str | None, stream: str | None) -> ConfigErr
 
 
 def _peel(build: Callable[[dict[str, Any]], Any], settings: Mapping[str, Any]) -> list[Mistake]:
-    """Call `build` until it succeeds, correct or drop the setting that it refuses each time; return all mistakes."""
+    """Call `build` until it succeeds, with each refused setting corrected or dropped; return all mistakes."""
     kept, found = dict(settings), list[Mistake]()
     typed = {name: name for name in kept}  # setting -> its name as typed
     for _ in range(MOST):

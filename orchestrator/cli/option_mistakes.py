@@ -1,4 +1,4 @@
-"""Mistakes in the options of a command, found before argparse reads them and stops at the first."""
+"""Mistakes in the options of a command, found before argparse reads them and stops at the first mistake."""
 
 from __future__ import annotations
 

@@ -245,8 +245,8 @@ def unquoted(texts: Sequence[str]) -> list[Mistake]:
 def missing_value(error: ConfigError, kept: Sequence[str]) -> Mistake:
     """Describe a missing argument. If an option is missing, suggest it for a value that is given without the option.
 
-    That value is the only argument, or the last one if it has the type of the option. For example, `--model` is missing
-    in `ctvr serve clip4clip` and in `ctvr search 'a red box' clip4clip`.
+    That value is the only argument, or the last argument if it has the type of the option. For example, `--model` is
+    missing in `ctvr serve clip4clip` and in `ctvr search 'a red box' clip4clip`.
     """
     option = error.settings[0]
     last = kept[-1] if kept and not kept[-1].startswith("-") else ""

@@ -7,7 +7,7 @@ every event. If a disk is full or a store is unreachable, the parent waits befor
 
 Output of the child's libraries on file descriptor 2 (state dumps, C++ lines, tracebacks) goes to a file, and the
 child's own lines to the terminal; `--verbose` shows everything. Signals are forwarded, so that Ctrl-C, `ctvr runs
-attach --stop` and Slurm's time limit stop a sweep cleanly. If the parent is killed, the child dies, too.
+attach --stop` and Slurm's time limit stop a sweep cleanly. If the parent is killed, the child also dies.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class DriverExit:
         reported_status: the exit status that the driver wrote; None if it wrote none.
         why: the reason, for the user.
         is_unavailable: whether a store, disk or server did not respond but may respond later.
-        is_final: whether another attempt would fail, too.
+        is_final: whether another attempt would also fail.
     """
 
     status: int

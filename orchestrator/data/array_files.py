@@ -93,7 +93,7 @@ def read_npz(path: Path) -> Arrays | np.ndarray:
 def read_h5(path: Path) -> Arrays:
     """Read the numeric datasets of an HDF5 file; compound types and text are skipped.
 
-    If there is one numeric dataset and one list of strings, the list is returned, too, as the names of the rows.
+    If there is one numeric dataset and one list of strings, the list is also returned, as the names of the rows.
     External storage, external links and virtual datasets are refused, because they would read other files of the user.
     """
     h5py = optional("h5py", path)

@@ -44,12 +44,16 @@ def read_arrays(path: Path, join_ids: bool = True) -> Arrays | np.ndarray:
     """Read a file or folder as name -> array, or as one array if it lacks names (.npy, or a .pt with one tensor).
 
     Args:
-        path: .npy; .npz (arrays by name, or an array of names and one of features in their order); .pt or .pth (a
-            tensor, or a dictionary of tensors); .h5 or .hdf5 (datasets by name);
-            .parquet (columns name, features and, for several vectors of a name, row); .tar (a WebDataset shard:
-            KEY.npy, with KEY.name.txt where the name is not the key); .pkl or .pickle (a dictionary of numpy arrays,
-            or one array or list); or a folder of NAME.npy, of a file of another kind for each name with one array or
-            one of FEATURES, or of shards (.tar, .parquet).
+        path: a file or a folder, by extension:
+            .npy: one array.
+            .npz: arrays by name, or an array of names and an array of features in the same order.
+            .pt, .pth: a tensor, or a dictionary of tensors.
+            .h5, .hdf5: datasets by name.
+            .parquet: columns name, features and, for several vectors of a name, row.
+            .tar: a WebDataset shard with KEY.npy, and with KEY.name.txt if the name is not the key.
+            .pkl, .pickle: a dictionary of numpy arrays, or one array or list.
+            folder: shards (.tar, .parquet), or one file per name: NAME.npy, or another kind of file with one array or
+                with an array that is named as in FEATURES.
         join_ids: whether to combine an array of names and an array of features, if a file has only these two arrays.
 
     Raises:

@@ -45,7 +45,7 @@ def crop_and_flip(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def gray_and_jitter(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Apply grayscale with p = 0.2, and jitter of brightness, contrast and saturation by +-40 %, drawn per video.
+    """Apply grayscale with p = 0.2, and jitter of brightness, contrast and saturation by +-40 %, sampled per video.
 
     Takes and returns (B, T, 3, H, W) in [0, 1]. BMU-MoCo (section 4.1) names both augmentations, but not their
     strengths.

@@ -98,7 +98,7 @@ class StreamData:
         return other
 
     def trim_captions_per_task(self) -> StreamData:
-        """Return a copy whose training captions have the length of their task's longest one (`attends_to_padding`)."""
+        """Return a copy whose training captions are as long as their task's longest caption (`attends_to_padding`)."""
         other = copy.copy(self)
         other._lengths = {}
         return other
@@ -155,7 +155,7 @@ class StreamData:
         return self._numbers[item.video]
 
     def steps(self, tasks: Sequence[int], workers: int = 1) -> int:
-        """Return the number of batches of one epoch; approximate with `unique_videos`, since it depends on the seed."""
+        """Return the number of batches of an epoch; an estimate with `unique_videos`, which depends on the seed."""
         return len(self._batches(self._pairs(tasks), seed=0, size=self.config.batch_size, workers=workers))
 
     def batch_sizes(self, tasks: Sequence[int], seed: int, task: int, epoch: int, workers: int = 1) -> list[int]:
@@ -245,7 +245,7 @@ class StreamData:
     def _read(self, items: Sequence[Item], is_augmented: bool, drawn: tuple[object, ...] | None = None) -> Tensor:
         """Return raw frames (B, T, H, W, 3) uint8, or tokens (B, T, N, D) float, on the CPU.
 
-        `drawn`: parts of the seed with which each video's frames are drawn; if None, they are not drawn.
+        `drawn`: parts of the seed for a random choice of each video's frames; if None, the choice is not random.
         """
         features = self._features
         if drawn is not None:
@@ -306,7 +306,7 @@ class StreamData:
 
 
 def cut_tokens(tokens: Tensor, longest: int | None) -> Tensor:
-    """Truncate captions (N, L) to `longest` tokens, and end truncated ones with the end of text. Idempotent."""
+    """Truncate captions (N, L) to `longest` tokens, and end truncated captions with the end of text. Idempotent."""
     if longest is None or longest >= tokens.shape[1]:
         return tokens
     end = tokens.argmax(dim=1)  # the end of text has the largest id; only padding follows

@@ -54,7 +54,7 @@ class DataConfig:
 
     @property
     def rule(self) -> Literal["segments", "linspace", "one_per_second"]:
-        """Return the value of `sampling` for videos outside training, where frames are not drawn."""
+        """Return the value of `sampling` for videos outside training, whose frames are not chosen at random."""
         return "segments" if self.sampling == "random" else self.sampling
 
     def __post_init__(self) -> None:

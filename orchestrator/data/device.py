@@ -89,7 +89,7 @@ def require_gpu() -> None:
 
 @contextmanager
 def memory_of(device: torch.device) -> Iterator[None]:
-    """Context manager that replaces torch's out-of-memory error by one that states the remedies and is not retried.
+    """Context manager that replaces torch's out-of-memory error by a permanent error that states the remedies.
 
     Raises:
         OutOfMemory: instead of torch's out-of-memory error.

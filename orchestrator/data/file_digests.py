@@ -1,7 +1,7 @@
 """Cache of the digests of a stream's files, one object in the store for all files.
 
 A digest is valid while path, size, modification time and status-change time of its file are unchanged.
-`digests.digest_file` caches digests per machine. This cache is shared through the store, so that a machine that sees
+`digests.digest_file` caches digests per machine. This cache is shared through the store, so that a machine that uses
 the same files reads one object and calls `stat` once per video at the start of a run. Digests of changed files are
 computed again. A lost object only costs time. If two processes write, the last object is kept; both are correct.
 """

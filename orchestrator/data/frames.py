@@ -1,7 +1,7 @@
 """Decoding of videos into the store: each video is decoded once, by the first process that needs it.
 
-`data.sampling=random` draws training frames in every epoch without decoding. For this, the store also contains
-CANDIDATES evenly spaced frames for each of the T equal parts of a training video, of which one is drawn for each part.
+`data.sampling=random` chooses other training frames in every epoch without decoding again. For this, the store also
+contains CANDIDATES evenly spaced frames for each of the T equal parts of a training video; one per part is chosen.
 A training video then needs 1 + CANDIDATES times the bytes and is decoded twice.
 
 Shapes: T frames, H = W image size.
@@ -38,7 +38,7 @@ Broken = list[tuple[Item, VideoError]]
 
 
 class FrameSource:
-    """Source of decoded frames: reads them from the store, and decodes missing ones into it.
+    """Source of decoded frames: reads them from the store, and decodes missing frames into it.
 
     Args:
         store: store of decoded frames.
@@ -72,7 +72,10 @@ class FrameSource:
 
     @cached_property
     def version(self) -> str:
-        """Return the decoder's part of every key. It takes 0.2 CPU-s, and queries of stored features do not need it."""
+        """Return the part of every key that identifies the decoder; cached, since it takes 0.2 CPU-s.
+
+        Queries of stored features do not need it.
+        """
         return decoder_version(self.decoder)
 
     def key(self, item: Item) -> str:
@@ -122,9 +125,9 @@ class FrameSource:
         return arrays["frames"] if chosen is None else arrays["frames"][chosen]
 
     def draw(self, item: Item, seed: int) -> np.ndarray:
-        """Return frames (T, H, W, 3) uint8 of a training video, one drawn from each of T equal parts.
+        """Return frames (T, H, W, 3) uint8 of a training video, one chosen at random from each of T equal parts.
 
-        The same seed always draws the same frames.
+        The same seed always gives the same frames.
         """
         assert self.candidates is not None, "frames are drawn only under data.sampling=random"
         parts = self.sampling.num_frames
@@ -143,7 +146,7 @@ class FrameSource:
         Args:
             items: items of any tasks.
             seen: path -> current identity of a file (`streams.videos.scan_videos`). Digests of these files are read
-                from the cache in the store, and new ones are added to it.
+                from the cache in the store, and new digests are added to it.
         """
         keys: dict[Item, str] = {}
         broken: Broken = []

@@ -7,8 +7,9 @@ is used only while training batches are not augmented. The first run that needs 
 
 In addition to the frames of a video (`data.num_frames` x size x size x 3 bytes), the store contains the tokens that
 enter the next block (frames x tokens x width x 4 bytes). A video of 12 frames needs 1.8 MB for ViT-B/32, and 7.3 MB for
-ViT-B/16. After the last block, only the class tokens are stored (37 kB). Two of twelve blocks would save 8 % of a
-training step's time on a CPU (`make bench`), so outputs of fewer blocks than a third of the tower are not stored.
+ViT-B/16. After the last block, only the class tokens are stored (37 kB). The stored output of two of twelve blocks
+would save 8 % of a training step's time on a CPU (`make bench`), so outputs of fewer than a third of the blocks are not
+stored.
 
 Shapes: B videos, T frames, N tokens, D width of the tower.
 """

@@ -109,7 +109,7 @@ class ImageData(StreamData):
     def train_batches(
         self, tasks: Sequence[int], seed: int, task: int, epoch: int, rank: int = 0, workers: int = 1
     ) -> Iterator[Batch]:
-        """Yield the batches of one epoch; views are drawn from torch's global RNG, which the loop has seeded."""
+        """Yield the batches of one epoch; views use torch's global RNG, which the loop has seeded."""
         pairs = self._pairs(tasks)
         for batch in self._order(pairs, seed, task, epoch, workers):
             numbers = [pairs[index] for index in batch]

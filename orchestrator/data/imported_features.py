@@ -1,7 +1,7 @@
 """Streams of precomputed features: each video is an array that another program computed, not a video file.
 
 An array is (T, d), one vector per frame, or (d,) for the whole clip; a method gets `data.num_frames` of the vectors. If
-the captions have features, too, both towers come from `methods/backbone/vectors.py`. Otherwise the vectors are outputs
+the captions also have features, both towers come from `methods/backbone/vectors.py`. Otherwise the vectors are outputs
 of CLIP's vision tower, which must be completely frozen, and CLIP's text tower encodes the captions.
 
 Shapes: T stored vectors, d dimensions of a vector, N captions.
@@ -136,7 +136,7 @@ def attach_features(clip: Clip, stream: Stream) -> Clip:
         raise ConfigError(
             f"its video features have width {width}, its text features {clip.embed_dim}",
             f"stream {stream.name}",
-            remedy="Use the backbone.name that computed them, or import features of the captions, too, with text=.",
+            remedy="Use the backbone.name that computed them, or also import features of the captions with text=.",
         )
     return clip
 
@@ -178,7 +178,7 @@ def saved_vectors(weights: Mapping[str, Tensor], name: str, prefix: str = "") ->
     Args:
         weights: weights of the whole method.
         name: name of the model, for the error about a text without features.
-        prefix: prefix of the weights of one of the two models after an upgrade.
+        prefix: prefix of one model's weights; after an upgrade there are two models.
     """
     own = {f".{key}": value for key, value in weights.items() if key.startswith(prefix)}
     text, video = (
@@ -231,6 +231,6 @@ def refuse_unfrozen(name: str, method: Method, clip: Clip, stream: Stream) -> No
         raise ConfigError(
             f"{name} changes its vision tower, but stream {stream.name} has features instead of frames",
             "method",
-            remedy="Import features of the captions, too, with text=, or choose a method that leaves it frozen: "
+            remedy="Also import features of the captions with text=, or choose a method that leaves it frozen: "
             "zero_shot, framefusion_moe with method.use_ffa=false.",
         )

@@ -102,7 +102,7 @@ def prepare_stream(
 
     Raises:
         ConfigError: if videos are missing or broken and `skip_missing` is false. Broken videos do not prevent the
-            decoding of the others.
+            decoding of other videos.
     """
     seen = scan_videos(stream)
     missing = missing_videos(stream, seen)

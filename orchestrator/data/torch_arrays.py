@@ -142,7 +142,7 @@ def _read_archive(file: IO[bytes], size: int) -> Any:
 
 
 def _read_legacy(file: IO[bytes], size: int) -> Any:
-    """Read a file of torch before 1.6: magic number, protocol, system, object, then keys, sizes, bytes of storages."""
+    """Read a file of torch before 1.6: magic number, protocol, system, object, keys, sizes and bytes of storages."""
     if any(ArrayUnpickler(file, encoding="latin-1").load() != number for number in (_MAGIC, _PROTOCOL)):
         raise ValueError("torch did not write it")
     if not ArrayUnpickler(file, encoding="latin-1").load().get("little_endian", True):

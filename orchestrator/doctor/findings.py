@@ -31,5 +31,5 @@ class Finding:
 
 
 def listed(names: list[str]) -> str:
-    """Format a list of names: the first `SHOWN`, then the number of the others."""
+    """Format a list of names: the first `SHOWN`, then the number of further names."""
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

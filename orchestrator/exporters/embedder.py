@@ -57,7 +57,7 @@ class Embedder:
 
 
 class ImageEmbedder(Embedder):
-    """An embedder of single frames: a clip has one vector for each."""
+    """An embedder of single frames: a clip has one vector for each frame."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__(options)
@@ -81,7 +81,7 @@ class ImageEmbedder(Embedder):
 
 
 def name_of(model: str) -> str:
-    """Return the name of a model for its card; of a folder, only the last component, because the others are private."""
+    """Return a model's name for its card; for a folder, only its last component, because the others are private."""
     return Path(model).resolve().name if Path(model).is_dir() else model
 
 

@@ -1,6 +1,6 @@
 """Export of the captions and videos of a table as features, for any embedder: the shared part of all scripts.
 
-A script of `ctvr streams export-script` has this package's modules of one embedder and the readers of ctvr in one file
+A script of `ctvr streams export-script` combines one embedder's modules of this package and ctvr's readers in one file
 (script.py). The modules use other packages of ctvr only inside functions, because those follow later in the file.
 
 Shapes: T frames, H x W pixels, d dimensions of a vector.
@@ -223,7 +223,7 @@ def _embed_all_captions(embedder: Embedder, captions: list[str], folder: Path) -
 
 
 def _embed_videos(embedder: Embedder, videos: list[Video]) -> dict[Video, str]:
-    """Write the features of each video; return those that cannot be read, with the reason.
+    """Write the features of each video; return the unreadable videos with the reasons.
 
     Videos that one pass embeds are embedded again together if one is missing, because rounding depends on the batch.
     """
@@ -250,7 +250,7 @@ def _embed_videos(embedder: Embedder, videos: list[Video]) -> dict[Video, str]:
 
 
 def _decode_ahead(embedder: Embedder, groups: list[list[Video]]) -> Iterator[tuple[list[Video], list[Any]]]:
-    """Yield each group with its prepared clips, or the errors of those that cannot be read; threads decode ahead."""
+    """Yield each group with its prepared clips, or the errors of unreadable videos; threads decode ahead."""
     options = embedder.options
     sampling = Sampling(options.num_frames, NATIVE, options.sampling)
 
@@ -275,7 +275,7 @@ def _decode_ahead(embedder: Embedder, groups: list[list[Video]]) -> Iterator[tup
 
 
 def _to_csv(rows: list[dict[str, str]]) -> bytes:
-    """Return the cells of rows as a table, without columns that are empty."""
+    """Return rows as the text of a .csv file, without empty columns."""
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
     file = io.StringIO(newline="")
     writer = csv.DictWriter(file, columns, extrasaction="ignore")
@@ -291,7 +291,7 @@ def _save(path: Path, array: np.ndarray) -> None:
 
 
 def _publish(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name and rename it, so that a killed export does not leave a part of it."""
+    """Write a file under a temporary name and rename it, so that a killed export does not leave a partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{hashlib.sha256(path.name.encode()).hexdigest()[:16]}.part")
     new.write_bytes(content)

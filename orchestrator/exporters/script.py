@@ -31,7 +31,7 @@ PACKAGE = "ctvr.orchestrator.exporters"
 
 
 class _Module:
-    """Source of a module: its top-level statements, and for each name those that define it and those that import it."""
+    """Source of a module: its top-level statements, and the statements that define or import each name."""
 
     def __init__(self, path: Path) -> None:
         text = path.read_text(encoding="utf-8")
@@ -135,12 +135,12 @@ def _join(entry: _Module, note: str) -> str:
 
 
 def _import_key(line: str) -> tuple[bool, str]:
-    """Sort `import x` before `from x import y`."""
+    """Return a sort key that puts `import x` before `from x import y`."""
     return line.startswith("from"), line
 
 
 def _order_modules(module: _Module) -> Iterator[_Module]:
-    """Yield a module and all that it imports, each after those that it imports itself."""
+    """Yield a module and all modules that it imports, directly or not; a module follows the modules that it imports."""
     seen: set[_Module] = set()
 
     def visit(each: _Module) -> Iterator[_Module]:

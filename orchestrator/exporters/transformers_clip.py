@@ -1,9 +1,9 @@
 """Embed the videos and captions of a table by a CLIPModel, SiglipModel or Siglip2Model of transformers.
 
-Each sampled frame has one vector, get_image_features of the model on the output of its own image processor. A caption
-has the vector of get_text_features. By default vectors are not normalized. Files of SigLIP2 load as SiglipModel if
-their images have a fixed size, and as Siglip2Model if not (NaFlex). We compared random weights with direct calls, but
-not released weights.
+Each sampled frame has one vector: get_image_features of the frame, prepared by the model's own image processor. A
+caption has the vector of get_text_features. By default vectors are not normalized. Files of SigLIP2 load as SiglipModel
+if their images have a fixed size, and as Siglip2Model if not (NaFlex). We compared random weights with direct calls,
+but not released weights.
 
     pip install "transformers>=5" torch torchvision av pillow
     python SCRIPT --model google/siglip2-base-patch16-224 --table my.csv --videos VIDEOS --out features

@@ -22,7 +22,7 @@ Scale = Literal["linear", "log"]
 
 @dataclass(frozen=True)
 class Line:
-    """A curve of a panel, usually that of one table row. `points`: (x, mean, std); std is NaN if it is unknown."""
+    """A curve of a panel, usually the curve of one table row. `points`: (x, mean, std); std is NaN if it is unknown."""
 
     label: str
     method: str  # determines color, line and marker

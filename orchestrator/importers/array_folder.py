@@ -1,6 +1,7 @@
 """Folder of an imported stream's arrays or videos. Each import writes a numbered folder, which the manifest names.
 
-The manifest is replaced last and atomically, so an earlier stream of that name is intact until the new one is complete.
+The manifest is replaced last and atomically, so an earlier stream of that name is intact until the new stream is
+complete.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Memory that the batches of an Arrow file need, read from their headers before anything is decompressed.
+"""Size in memory of the batches of an Arrow file, read from the batches' headers before anything is decompressed.
 
 pyarrow decompresses a batch as a whole and has no limit. A header is a FlatBuffer (Arrow's format/Message.fbs). A
 field outside the header raises struct.error.

@@ -171,7 +171,7 @@ class Builder:
         return manifest, "\n".join(lines)
 
     def _videos_entry(self) -> str:
-        """Return the folder of videos: relative if it is below the manifest's own folder, so that both can move."""
+        """Return the folder of videos: relative if below the manifest's folder, so that both can be moved together."""
         videos = self.videos.resolve()
         parent = None if self.out is None else self.out.resolve().parent
         return str(videos.relative_to(parent)) if parent and videos.is_relative_to(parent) else str(videos)

@@ -40,7 +40,9 @@ _NUMBER = re.compile(r"\d+(\.\d+)?")
 def read_csv(
     path: Path, required: Sequence[str], optional: Sequence[str] = (), offers: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """Read a .csv file with a header: yield (line number, column -> stripped text). Other columns are ignored.
+    """Read a .csv file with a header; yield (line number, column -> stripped text) for each row.
+
+    Columns that are neither in `required` nor in `optional` are ignored.
 
     Cells are separated by commas, or by `;`, tabs or `|` if the header then has the required columns. Letter case of
     the header is ignored unless another column has the same name.
@@ -176,7 +178,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Read objects from a list in JSON, or from JSON lines: yield (place in the file, object).
+    """Read objects from a list in JSON, or from JSON lines: yield (position in the file, object).
 
     Raises:
         ConfigError: in the cases of `read_json` and `read_json_lines`, and if the file contains neither.

@@ -152,7 +152,7 @@ def _find_if_all_missing(manifest: Manifest, videos: Path) -> str:
 
 
 def parse_file_arguments(kind: str, words: Sequence[str]) -> dict[str, str]:
-    """Parse the arguments `name=FILE`. If a kind requires exactly one argument, its value suffices."""
+    """Parse the arguments `name=FILE`. If a kind requires exactly one argument, `name=` may be omitted."""
     needed = [word for word in KINDS.get(kind, {}) if word not in OPTIONAL]
     if len(words) == 1 and len(needed) == 1 and "=" not in words[0]:
         return {needed[0]: words[0]}

@@ -40,7 +40,7 @@ def import_csv(
 
     `split` is train, val or test, or a synonym in SPLIT_WORDS, in any letter case.
 
-    Rows of the same video (and segment) are its captions, and so are the elements of a list in one cell. Tasks are
+    Each row of a video (or of a segment) adds a caption to it; a cell with a list adds several. Tasks are
     ordered by their numbers, or by first appearance if a name is not a number. `video` is an id or a path below
     `videos`; start and end are seconds, mm:ss or hh:mm:ss. A `rule` (`tasks_of`, `cluster_tasks`) divides the videos
     into tasks instead of the column task; clusters need the `vectors` of each caption, (L, d).
@@ -117,7 +117,7 @@ def _apply(
 
 
 def _describe_task_names(names: Sequence[str]) -> str:
-    """Return the report's line that maps our task names to those of the table; "" if their numbers agree."""
+    """Return the report's line that maps our task names to the table's task names; "" if their numbers agree."""
     numbers = [name.removeprefix("task_") for name in names]
     if all(text.isdecimal() and text.lstrip("0") == str(number) for number, text in enumerate(numbers, start=1)):
         return ""

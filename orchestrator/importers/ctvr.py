@@ -78,8 +78,8 @@ def _split_tasks(tasks: Any, where: str) -> list[dict[str, list[str]]]:
 def hold_out(split: Split, number: int, source: Path) -> Split:
     """Move `number` training videos of every category into a part "held", which becomes the validation split.
 
-    The benchmark's own "val" stays the test split. A digest of the id selects them, so that the order of the file and
-    the number of tasks have no effect.
+    The benchmark's own "val" stays the test split. A digest of the id selects the videos, so that the order of the file
+    and the number of tasks have no effect.
 
     Raises:
         ConfigError: if a category would have no training video left; the message names it.
@@ -180,8 +180,8 @@ def import_actnet(
         for video, entry in read_narrations(path):
             if len(entry.sentences) != 1:
                 raise ConfigError(
-                    f"{path}: {video!r} has {len(entry.sentences)} sentences, the benchmark one; its selected segment "
-                    "cannot be derived from ActivityNet Captions. Use the benchmark's train_queries.json / "
+                    f"{path}: {video!r} has {len(entry.sentences)} sentences, the benchmark has one; its selected "
+                    "segment cannot be derived from ActivityNet Captions. Use the benchmark's train_queries.json / "
                     "val_queries.json."
                 )
             captions[split_name][video] = entry.sentences

@@ -63,11 +63,12 @@ def import_cvlm(folder: Path, out: Path | None, datasets: Sequence[str] | None =
         lsmdc/        LSMDC16_annos_training.csv, LSMDC16_annos_val.csv, LSMDC16_challenge_1000_publictect.csv
         msrvtt-full/  MSRVTT_data.json, or train_val_videodatainfo.json and test_videodatainfo.json  (all captions)
 
-    Any of them may have train_list.txt, val_list.txt and test_list.txt (an id per line), which keep a paper's videos.
+    Any data set may have train_list.txt, val_list.txt and test_list.txt (an id per line), which keep a paper's videos.
 
     Args:
         datasets: names of data sets, in the order of the tasks; default: the first five, in the paper's order. A single
-            one is imported as one task, under its own name and without CVLM's settings, for papers without a stream.
+            data set is imported as one task, under its own name and without CVLM's settings, for papers without a
+            stream.
 
     The return value and errors are those of `import_msrvtt`. Ids start with the data set's name.
     """
@@ -145,7 +146,7 @@ def _msrvtt_1ka(files: FolderFiles) -> dict[str, Captions]:
 
 
 def _msrvtt_full(files: FolderFiles) -> dict[str, Captions]:
-    """Return every video in its published split; published validation videos also train (CAMoE, table 8: 7k and 3k)."""
+    """Return captions; published validation videos join the training split (CAMoE, table 8: 7k and 3k)."""
     whole = files.find("msrvtt_data.json")
     if whole is None:
         paths = {"train": files.need("train_val_videodatainfo.json"), "test": files.need("test_videodatainfo.json")}

@@ -37,9 +37,9 @@ def import_features(
     Args:
         table: as in `import_csv`.
         features: a file or folder for `read_arrays`: id -> (T, d) or (d,), or one array in the order of the videos,
-            without a name or with one such as "features".
-        texts: features of the captions, of a width d' of their own: caption -> (d',) or (L, d'), or one array (lines of
-            the table, d') or (lines, L, d'). If None, a text tower encodes the captions.
+            without a name or with a generic name ("features").
+        texts: features of the captions, whose width d' may differ from d: caption -> (d',) or (L, d'), or one array
+            (lines of the table, d') or (lines, L, d'). If None, a text tower encodes the captions.
         out: file of the manifest; the arrays are in a numbered subfolder of the folder `out` without its suffix.
         name: the name of the stream.
         rule: as in `import_csv`.
@@ -48,7 +48,8 @@ def import_features(
     arrays.
 
     Raises:
-        ConfigError: for videos or captions without features, features of different lengths, or two embedders.
+        ConfigError: for videos or captions without features, features of different widths, or features of two
+            embedders.
     """
     with ExitStack() as stack:
         return _import(table, features, texts, out, name, rule, stack)
@@ -57,7 +58,7 @@ def import_features(
 def _import(
     table: Path, features: Path, texts: Path | None, out: Path, name: str, rule: str, stack: ExitStack
 ) -> tuple[Manifest, str]:
-    """Import as `import_features`; `stack` removes the new arrays after an error, otherwise the previous ones."""
+    """Do the work of `import_features`; `stack` finally removes the previous arrays, or the new ones after an error."""
     # a rule of clusters needs them; otherwise errors of the table are reported first
     of_captions = _read_caption_features(table, texts) if texts is not None and rule.startswith(CLUSTERS) else None
     with tempfile.TemporaryDirectory() as empty:  # a manifest needs a folder, even if it contains no videos
@@ -73,7 +74,7 @@ def _import(
         width = width or vectors.shape[1]
         if vectors.shape[1] != width:
             raise ConfigError(
-                f"{features}: {item['video']!r} has features of {vectors.shape[1]} dimensions, others of {width}. "
+                f"{features}: {item['video']!r} has features of {vectors.shape[1]} dimensions, others have {width}. "
                 "Compute all of them with one model."
             )
         item |= {"path": f"{number:06d}.npy", "segment": None}
@@ -119,7 +120,7 @@ def _import(
 def _check_cards(
     features: Path, texts: Path | None, videos: Arrays, captions: Arrays | None, folder: Path
 ) -> list[str]:
-    """Check videos and captions against their cards, and the cards against each other and the import they replace."""
+    """Check arrays against their cards, and the cards against each other and the card of the replaced import."""
     ours, theirs = find_set(features), find_set(texts) if texts is not None else None
     if ours is not None:
         check_arrays(ours, features, videos)
@@ -181,11 +182,11 @@ def _match_names(file: Path, found: Arrays | np.ndarray, names: list[str], what:
 
 
 def _match_variants(found: Arrays, names: list[str]) -> Arrays:
-    """Return the arrays under `names`; a key that is a variant of a name counts if it is the only one.
+    """Return the arrays under `names`; the key may be a variant of the name if it is the only variant.
 
     Variants are a leading `./`, a video's extension, another Unicode form, MSR-VTT's video7010 for 7010, and, if all
     keys have them, folders or suffixes: features/ID, train/ID, ID/c3d_features (ActivityNet), ID.clip. Of several
-    arrays of a video (ID/seconds, ID/features) the one in FEATURES is taken.
+    arrays of a video (ID/seconds, ID/features) the array named as in FEATURES is used.
     """
     keys: dict[str, list[str]] = {}
     every = [key for key in found if "/" in key and key.rpartition("/")[2] in FEATURES] or list(found)
@@ -220,7 +221,7 @@ def _checked(file: Path, name: str, array: np.ndarray) -> np.ndarray:
 
 
 def _rename_by_caption_id(table: Path, file: Path, found: Arrays | np.ndarray) -> Arrays | np.ndarray:
-    """Rename arrays from the column caption_id (7 or qid7) to captions; return other arrays unchanged."""
+    """Rename arrays that are named by the column caption_id (7 or qid7) to the captions; return others unchanged."""
     rows = [(line, cells["caption_id"], captions) for line, cells, captions in read_table(table)]
     if isinstance(found, np.ndarray) or not any(key for _, key, _ in rows):
         return found

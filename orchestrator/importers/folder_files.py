@@ -19,7 +19,7 @@ _WITHOUT_CAPTIONS = re.compile("private_?test|blind_?test|without_annotations") 
 
 
 class FolderFiles:
-    """Files of one data set, found by their known names, with a record of those that were used."""
+    """Files of one data set, found by their known names, with a record of the files that were used."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -56,7 +56,7 @@ def import_dataset(folder: Path, out: Path | None, name: str | None = None) -> t
 
 
 def _import(folder: Path, out: Path | None, name: str | None, stack: ExitStack) -> tuple[Manifest, str]:
-    """Import as `import_dataset`; `stack` removes the new videos after an error, otherwise the previous ones."""
+    """Do the work of `import_dataset`; `stack` finally removes the previous videos, or the new ones after an error."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder", "folder", remedy="Pass the folder with train/ and test/.")
     about = _about(folder)
@@ -191,7 +191,7 @@ def _lines(file: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _file_name(row: Row) -> str | None:
-    """Return the cell `file_name`, or that of the only column whose name ends in it, as `datasets` allows."""
+    """Return the cell of `file_name`, or of the only column whose name ends in `file_name`, as `datasets` allows."""
     others = [name for name in row if name.endswith("_file_name")]
     value = _cell(row, others[0] if "file_name" not in row and len(others) == 1 else "file_name")
     return value if isinstance(value, str) else None
@@ -213,7 +213,7 @@ def _cell(row: Row, name: str) -> Any:
 
 
 def _text(row: Row, name: str, otherwise: str) -> str:
-    """Return a cell as text, even if it is the number 0."""
+    """Return a cell as text, even if it is the number 0; return `otherwise` if it is empty."""
     value = _cell(row, name)
     return otherwise if value is None or value is False else str(value)
 
@@ -259,10 +259,12 @@ class _Collected:
     def add(self, split: str, file: Path, line: int, row: Row, video: File) -> None:
         where = f"{file}: line {line}"
         if odd := [name for name in ("task", "category", "video_id") if isinstance(row.get(name), dict | list)]:
-            raise ConfigError(f"{odd[0]} is not a text or a number", where, str(row[odd[0]])[:40], "Correct it.")
+            raise ConfigError(
+                f"{odd[0]} is neither a string nor a number", where, str(row[odd[0]])[:40], "Use a string."
+            )
         label = _text(row, "task", "task_01")
         if self.about and label not in self.tasks:
-            raise ConfigError(f"task is {label!r}, which {STREAM} does not list", where, remedy="Correct one.")
+            raise ConfigError(f"task is {label!r}, which {STREAM} does not list", where, remedy="Make them agree.")
         category, segment = _text(row, "category", label), segment_of(where, _cell(row, "start"), _cell(row, "end"))
         written = _text(row, "video_id", "")
         key = File(video.path, "") if written else video, segment, written

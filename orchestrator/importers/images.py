@@ -3,7 +3,7 @@
 Tasks contain the classes in the order of their labels, two or five each, as in divyam3897/UCL@cfaa81d: 5 tasks of
 CIFAR-10, 20 of CIFAR-100, and 20 of the first 100 classes of Tiny-ImageNet, whose labels are assumed to be its 200
 folders in alphabetical order. The training split has all training images, the test split all other labeled images.
-BMU-MoCo's text describes random classes instead: `classes=SEED` draws their order.
+BMU-MoCo's text describes random classes instead: `classes=SEED` sets a random order.
 
 Shapes: N images of a class, S = 32 or 64 pixels per side.
 """
@@ -142,7 +142,7 @@ def _cifar(kind: str, folder: Path) -> tuple[list[str], list[Path], dict[str, Sp
 
 
 def _binary(path: Path, kind: str) -> Split:
-    """Read records of a label (in CIFAR-100 after a coarse label) and 3072 bytes: the red, green and blue planes."""
+    """Read records: a label (in CIFAR-100 after a coarse label) and 3072 bytes, the red, green and blue planes."""
     before = 1 if kind == "cifar-10" else 2
     data = np.frombuffer(read_bytes(path, MAX_BYTES), np.uint8)
     if not len(data) or len(data) % (before + 3072):

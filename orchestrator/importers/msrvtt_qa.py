@@ -2,8 +2,9 @@
 
 Its files are `train_qa.json`, `val_qa.json` and `test_qa.json`, each a list of {"question", "answer", "video_id",
 "category_id"}; video 42 is `video42.mp4`. Copies may be JSON lines, omit val_qa.json and the categories, and write
-"video42". The stream is one task, as in the papers, or (in no paper) a task per equal
-group of its 20 categories. Questions are unchanged; repeated pairs of question and answer about one video are dropped.
+"video42". The stream has one task, as in the papers, or a task for each of several equally large groups of its 20
+categories, which no paper uses. Questions are unchanged; repeated pairs of question and answer about one video are
+dropped.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def import_questions(folder: Path, videos: Path, out: Path, tasks: str = "1") ->
 
 
 def _patterns(split: str) -> list[str]:
-    """Return the usual names of a split's file, the published one first."""
+    """Return the usual names of a split's file, the published name first."""
     return [f"{stem}.{end}" for stem in (f"{split}_qa", f"*qa_{split}", split) for end in ("json", "jsonl")]
 
 

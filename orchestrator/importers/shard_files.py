@@ -25,7 +25,7 @@ VIDEO, _TEXTS = "of a video", (".txt", ".json")  # kinds of members of a .tar
 
 
 def read_shard(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a shard as dictionaries: columns of TAKEN, and `bytes` and `name` of the video.
+    """Yield the rows of a shard as dictionaries: the columns listed in TAKEN, and `bytes` and `name` of the video.
 
     Raises:
         ConfigError: if the file is of another kind, is damaged, or does not have exactly one column or member with the
@@ -85,7 +85,7 @@ def _require_size(file: Path, declared: int) -> None:
 
 
 class _Columns:
-    """The columns of a table to read, among them those of the video and of its name."""
+    """The columns of a table to read, including the columns of the video and of its name."""
 
     def __init__(self, file: Path, schema: Any) -> None:
         self.media, self.name = _media(file, schema), next((n for n in NAMES if _is_name(schema, n)), None)

@@ -72,7 +72,7 @@ class Shards:
         return self.store.resolve() if self.has_bytes and self.store else self.folder.resolve()
 
     def sources(self) -> dict[str, Any]:
-        """Return the digests of the shards, and the revision if the client of the Hugging Face hub recorded one."""
+        """Return the digests of the shards, and the revision if the Hugging Face hub's client recorded it."""
         revision = _revision(self.folder.resolve(), self.shards[0])
         digests = {shard.as_posix(): digest_file(str(self.folder / shard)) for shard in self.shards}
         return {"sources": digests, **({"about": {"revision": revision}} if revision else {})}
@@ -98,8 +98,8 @@ class Shards:
             if len(found) > 1:
                 first, second = list(found.values())[:2]
                 raise ConfigError(
-                    f"folder: {self.folder}: {first} and {second} are two sets of {split or 'one'} rows. Pass a folder "
-                    "with one of them."
+                    f"folder: {self.folder}: {first} and {second} are two sets of rows (split: {split or 'none'}). "
+                    "Pass a folder with one of them."
                 )
 
     def _check_order(self) -> None:

@@ -100,7 +100,7 @@ def _k_means(points: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _start(points: np.ndarray, number: int) -> np.ndarray:
-    """Draw `number` distinct points (K, d), each by its squared distance from the nearest point drawn before."""
+    """Sample `number` distinct points (K, d) in proportion to their squared distance from the nearest earlier point."""
     generator = np.random.default_rng(SEED)
     chosen = [int(generator.integers(len(points)))]
     nearest: Any = np.inf

@@ -13,7 +13,7 @@ from ctvr.orchestrator.streams.videos import video_stem
 class File(NamedTuple):
     """A video: `path` below the folder of the videos, and `name` as the data set gives it, perhaps with folders.
 
-    Both are equal, unless the video was in a shard: it is then written to a file named by its digest.
+    `path` and `name` are equal, unless the video was in a shard: it is then written to a file named by its digest.
     """
 
     path: str
@@ -41,7 +41,7 @@ def name_videos(files: Iterable[File], taken: Iterable[str]) -> dict[File, str]:
 
 
 def _choices(file: File, name: PurePosixPath, has_one_top: bool) -> tuple[str, ...]:
-    """Return IDs, the shortest first, without the top folder (usually a split) if all videos of the stem share it."""
+    """Return possible IDs, shortest first, without the top folder (a split) if all videos with this stem share it."""
     below = PurePosixPath(*(name.parts[1:] if has_one_top and len(name.parts) > 1 else name.parts))
     path = str(below).lstrip("/")
     return name.stem, video_stem(path), path, f"{name.stem}-{PurePosixPath(file.path).stem[:8]}", file.path, str(file)

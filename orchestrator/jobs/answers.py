@@ -1,4 +1,4 @@
-"""Queries that the models of a table's rows answer: what each has forgotten, and which categories the best confuses."""
+"""Answers of the models in a table's rows: queries that each model forgot, and categories that the best confuses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Answers:
 
 
 def find_answers(table: Table, tracker: Tracker, execution: ExecutionConfig) -> Answers:
-    """Return the forgotten queries of the first run of each row, and the confusion of categories of the best."""
+    """Return the forgotten queries of the first run of each row, and the confused categories of the best row."""
     runs = {run.run_id: run for run in tracker.find_runs(tags={COMPLETE: "true"})}
     memories, streams = list[ModelHistory](), dict[str, Stream | None]()
     best = next((n for n, row in enumerate(table.rows) if table.is_best(row, table.columns[0])), 0)
@@ -87,7 +87,7 @@ def _memory(label: str, run: RunRecord, stream: Stream | None, execution: Execut
 
 
 def _confusion(run: RunRecord, stream: Stream | None, execution: ExecutionConfig) -> tuple[tuple[str, str], ...]:
-    """Return the categories of captions and of the videos ranked first; empty without a few categories."""
+    """Return pairs (category of a caption, category of the video ranked first); empty for one or many categories."""
     if stream is None:
         return ()
     _, places, queries = _asked(run, stream, execution)

@@ -42,7 +42,7 @@ def build_cache(
         overrides: settings by dotted name, as for `ctvr run`.
         execution: execution settings; if it has an `address`, all nodes of that Ray cluster decode.
         on_cluster: whether to use the nodes of the Ray cluster.
-        features: whether to store the features of the method's frozen vision blocks, too.
+        features: whether to also store the features of the method's frozen vision blocks.
 
     Raises:
         ConfigError: if videos are missing or broken and `data.skip_missing` is false. All other videos are decoded.
@@ -115,7 +115,7 @@ def _report(
 
 
 def list_cache(execution: ExecutionConfig) -> str:
-    """Return a table of the number and size of objects of each kind, and of this machine's copies of remote objects."""
+    """Return a table: number and size of each kind of object, and of this machine's copies of remote objects."""
     store = execution.existing_store()
     entries = store.entries()
     lines = [_line(kind, size) for kind, size in by_kind(entries).items()]

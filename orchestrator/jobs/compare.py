@@ -1,4 +1,4 @@
-"""Paired comparison of two results query by query (`ctvr runs compare`): runs, bundles, or CSV files of anybody."""
+"""Paired comparison of two results query by query (`ctvr runs compare`): runs, bundles, or other CSV files."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _read_run(name: str, execution: ExecutionConfig) -> Run:
 
 
 def _read_row(path: Path, label: str) -> Side:
-    """Return the runs of a row of a bundle, which needs no label if it is the only one."""
+    """Return the runs of a row of a bundle, which needs no label if it is the only row."""
     bundle = read_bundle(path)
     if faults := inconsistencies(bundle):
         raise ConfigError(f"is inconsistent ({faults[0]})", path, remedy=f"See: ctvr runs verify {path}")

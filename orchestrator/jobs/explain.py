@@ -96,7 +96,7 @@ def _key_of(name: str, tracker: Tracker | None) -> str:
     """Return the key of a run (by name or ID) or of a method's newest run; otherwise `name`, which may be a key.
 
     Raises:
-        ConfigError: if `name` is neither a run, a method with runs, nor like a key.
+        ConfigError: if `name` is neither a run nor a method with runs, and cannot be a key.
     """
     runs = [] if tracker is None else tracker.find_runs()
     found = [run for run in runs if run.name == name or (len(name) >= 6 and run.run_id.startswith(name.lower()))]

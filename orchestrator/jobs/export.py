@@ -71,7 +71,10 @@ def export_stream(
     notes: list[str] = []
     if "files" in what:
         if missing := missing_videos(stream):
-            raise ConfigError(f"--files: {len(missing)} videos of {stream.name} are missing, first {missing[0].path}.")
+            raise ConfigError(
+                f"--files: {len(missing)} videos of {stream.name} are missing, for example {missing[0].path}. "
+                f"`ctvr streams check {stream.name}` lists them."
+            )
         stream, notes = without_others(stream, manifest, execution, "--files")
     with new_folder(out) as new:
         names: list[str] = []

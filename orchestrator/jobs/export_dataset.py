@@ -84,8 +84,8 @@ def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: st
 def without_others(stream: Stream, manifest: str, execution: ExecutionConfig, option: str) -> tuple[Stream, list[str]]:
     """Return a stream without the files that must not be exported, and a list with a line about these files, if any.
 
-    An untrusted manifest may name any file. Only videos (by extension and first bytes) are exported whose resolved path
-    is below --videos or the manifest's folder (the runs folder, if `manifest` is a stream's name).
+    An untrusted manifest may name any file. A file is exported only if it is a video (by extension and first bytes) and
+    its resolved path is below --videos or the manifest's folder (the runs folder, if `manifest` is a stream's name).
 
     Raises:
         ConfigError: if a task would keep no video of a split.
@@ -108,7 +108,7 @@ def without_others(stream: Stream, manifest: str, execution: ExecutionConfig, op
 
 
 def _why_not(file: Path, places: list[Path]) -> str:
-    """Return the reason why a file is not exported; "" for a permitted video, and for a folder, refused elsewhere."""
+    """Return the reason why a file is not exported; "" for a permitted video, or a folder (see `link_files`)."""
     if file.is_dir():
         return ""
     if not is_allowed(str(file), *places):

@@ -74,7 +74,8 @@ def question_of(
         settings: settings by dotted name.
         presets: names of presets.
         stream: the stream of the run.
-        is_verified: whether this process has just rendered or verified the stream's videos, so that new ones count too.
+        is_verified: whether this process has just rendered or verified the stream's videos, so that new videos also
+            count.
     """
     values = [value for given in (settings, stream.settings) for name, value in given.items() if name != "stream"]
     methods = {str(given[name]) for given in (settings, stream.settings) for name in METHODS if name in given}

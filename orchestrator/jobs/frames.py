@@ -125,7 +125,7 @@ def _facts(clip: Frames) -> str:
 
 
 def _folder(folder: Path, sampling: Sampling, segment: tuple[float, float] | None) -> str:
-    """Decode the videos of a folder; return the number of readable ones and a line for each unreadable one."""
+    """Decode the videos of a folder; return the number of readable videos and a line for each other video."""
     found = find_videos(folder)
     if not found.videos and found.unreadable:
         raise found.unreadable[0]

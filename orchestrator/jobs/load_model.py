@@ -31,8 +31,8 @@ def load(name: str, execution: ExecutionConfig) -> Model:
     Args:
         name: one of: a folder with a saved model; the beginning of an MLflow run id; the name of a run; `best-STREAM`
             for the model that searches selected on validation videos (sweeps/best.py) or, with a warning, the run of
-            the highest R@1 if no search selected one; the name of a sweep for its best trial; the name of a method for
-            its newest complete run.
+            the highest R@1 if no search selected a model; the name of a sweep for its best trial; the name of a method
+            for its newest complete run.
         execution: the runs folder, and the folder of the videos.
 
     Raises:

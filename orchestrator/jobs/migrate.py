@@ -1,4 +1,4 @@
-"""Comparison of the ways to switch embedders, on a sample (`ctvr migrate`).
+"""Comparison of strategies for a switch of embedders, on a sample (`ctvr migrate`).
 
 The common items are split at random into a sample and the measured items. Maps are fitted to four fifths of the sample,
 and the kind of map is selected on the last fifth. The measured queries search the measured items. docs/migrate.md has
@@ -92,14 +92,14 @@ class MigrationConfig:
 
 @dataclass(frozen=True)
 class Migration:
-    """Result of the comparison: metrics of each way to switch, and the maps.
+    """Result of the comparison: metrics of each way to switch embedders, and the maps.
 
     Attributes:
-        found: values (Q, K) of K metrics for each query, by way.
+        found: way -> values (Q, K) of K metrics for each query.
         group: (Q,) index of a query's group; queries of one group are not independent.
         rows: rows of the table.
         verdict: the recommended way, with its reasons.
-        maps: the fitted maps by way.
+        maps: way -> fitted map.
         selected: the ways that use a map of the selected kind.
         chosen: the way whose map is written.
         metrics: names of the K metrics.
@@ -118,7 +118,9 @@ class Migration:
 
 
 def migrate(old_name: str, new_name: str, config: MigrationConfig) -> str:
-    """Compare the ways to switch, and write a map with a script that applies it; return the table and the verdict.
+    """Compare the ways to switch embedders, and write a map with a script that applies it.
+
+    Return the table of the comparison and the recommended way.
 
     Args:
         old_name, new_name: files, folders or streams with vectors of the old and the new embedder (see `read_set`).
@@ -145,7 +147,7 @@ def migrate(old_name: str, new_name: str, config: MigrationConfig) -> str:
 
 
 def compare(old: VectorSet, new: VectorSet, config: MigrationConfig) -> Migration:
-    """Fit maps to a sample of the common items, and measure every way on the other common items.
+    """Fit maps to a sample of the common items, and measure every way to switch on the other common items.
 
     Raises:
         ConfigError: if there are too few common items or queries, or --queries cannot be read.

@@ -151,7 +151,7 @@ def commits_of(run: RunRecord, num_tasks: int, store: Store) -> list[dict[str, A
     """Return the commits of a run after each task.
 
     Raises:
-        MissingObject: if one is missing, or does not continue the one before.
+        MissingObject: if a commit is missing, or does not continue the commit before it.
     """
     key = run.tags.get("ctvr.commits") or run.tags.get("ctvr.result", "")
     found = [_find_commit(key, done, num_tasks, store) for done in range(1, num_tasks + 1)]
@@ -162,9 +162,9 @@ def commits_of(run: RunRecord, num_tasks: int, store: Store) -> list[dict[str, A
 
 
 def _find_commit(key: str, done: int, newest: int, store: Store) -> dict[str, Any]:
-    """Return the commit after `done` tasks; of adopted tasks, that of the run that trained them.
+    """Return the commit after `done` tasks; if the task was adopted, the commit of the run that trained it.
 
-    A run that has adopted several tasks has only the commit of the last one, whose weights name the other run.
+    A run that has adopted several tasks has only the commit of the last task, whose weights name the other run.
     """
     for later in range(done, newest + 1):
         if not store.has("commits", name := f"{key}/task_{later:03d}"):
@@ -195,7 +195,7 @@ def describe_run(run: RunRecord, commits: Sequence[dict[str, Any]], tracker: Tra
 
 
 def without_folders(value: str) -> str:
-    """Return a setting with only the last part of each path in it, and a digest by which other paths stay different.
+    """Return a setting in which each path is replaced by its last part and a digest that distinguishes paths.
 
     `/a/b.json@2` becomes `b.json#1a2b3c@2`: the task order remains readable.
     """

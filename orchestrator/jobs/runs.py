@@ -154,7 +154,7 @@ def remove_runs(
     Args:
         names: names or ids of runs.
         execution: runs folder and store.
-        commits: whether to delete the finished tasks, too.
+        commits: whether to also delete the finished tasks.
         force: whether to delete a run that is the best of a stream or part of a sweep.
         confirmed: whether to delete; if false, the text lists what would be deleted.
 

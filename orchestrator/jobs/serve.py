@@ -108,7 +108,7 @@ class NewestModel:
             model = load_task(run, self.execution, stream, done)
         else:
             raise ConfigError(
-                f"model {self.name}: run {run.name} has not finished a task yet. Try again after the first."
+                f"model {self.name}: run {run.name} has not finished a task yet. Try again after its first task."
             )
         snapshot = self._snapshot(model, f"{run.name}, after task {done} of {num_tasks}" if num_tasks else run.name)
         self._loaded = run.run_id, done

@@ -53,7 +53,7 @@ def noise_stream(pairs: int, videos: int) -> Stream:
 
 
 class TimedLoop(Loop):
-    """Loop that times its epochs in `seconds`, so that the first (allocation, kernel selection) can be omitted."""
+    """Loop that times its epochs in `seconds`, so that the first epoch (allocation, kernel choice) can be omitted."""
 
     seconds: list[float]
 

@@ -1,6 +1,6 @@
-"""Verdicts on a bundle (`ctvr runs verify`): whether it is consistent, and whether its ranks are reproduced here.
+"""Verdicts on a bundle (`ctvr runs verify`): whether it is consistent, and whether this machine reproduces its ranks.
 
-Consistency needs neither torch nor the runs. Reproduction ranks drawn queries again by the stored models.
+Consistency needs neither torch nor the runs. Reproduction ranks a random sample of queries again by the stored models.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def verify(
     Args:
         file: the bundle.
         execution: runs folder, store and videos, from which ranks are computed again.
-        queries: number of drawn ranks; 0: no reproduction.
+        queries: number of ranks in the random sample; 0: no reproduction.
         signers: file of allowed signers, if the signature `FILE.sig` is to be verified.
         parquet: file for the ranks of a consistent bundle as one table.
 
@@ -89,7 +89,7 @@ def _count_cells(about: Mapping[str, Any]) -> str:
 
 
 def _reproduce(bundle: Bundle, execution: ExecutionConfig, queries: int) -> tuple[bool, str]:
-    """Return whether drawn ranks of all runs are computed again with equal results, and the verdict as text."""
+    """Return whether a random sample of the ranks of all runs is reproduced, and the verdict as text."""
     try:
         tracker, store = execution.existing_tracker(), execution.existing_store()
     except ConfigError as error:
@@ -151,7 +151,7 @@ def _find_runs(bundle: Bundle, execution: ExecutionConfig, tracker: Tracker, sto
 
 
 def _unequal(part: str, stated: Any, recorded: Any) -> list[str]:
-    """Return a phrase for each fact that differs between the file and the records here."""
+    """Return a phrase for each fact that differs between the file and the records on this machine."""
     if isinstance(stated, list):
         stated, recorded = ({str(i): each for i, each in enumerate(values, 1)} for values in (stated, recorded))
     if not isinstance(stated, Mapping):
@@ -164,7 +164,7 @@ def _unequal(part: str, stated: Any, recorded: Any) -> list[str]:
 
 
 def _draw(bundle: Bundle, tasks: Mapping[int, list[int]], number: int) -> dict[tuple[int, int], list[int]]:
-    """Return (place of a run, learned tasks) -> drawn queries. Their author cannot foresee them."""
+    """Return (index of a run, learned tasks) -> sampled queries, which the bundle's author cannot foresee."""
     learned = {place: bundle.tasks_of(place) for place in tasks}
     every = [
         (place, done, query)
@@ -181,7 +181,7 @@ def _draw(bundle: Bundle, tasks: Mapping[int, list[int]], number: int) -> dict[t
 def _compare(
     bundle: Bundle, execution: ExecutionConfig, here: Here, drawn: Mapping[tuple[int, int], list[int]]
 ) -> list[str]:
-    """Rank the drawn queries again; return a phrase for each whose rank differs.
+    """Rank the sampled queries again; return a phrase for each query whose rank differs.
 
     A run whose model cannot be loaded or used here moves from `here.tasks` to `here.absent`.
     """

@@ -1,13 +1,14 @@
 """Digests of code outside this package, such as the module of a plug-in, and of all that this code imports.
 
     closure(modules)   = modules and what they import, except the standard library, ctvr and ctvr's own dependencies
-    a local module     counts by the bytes of its file (source, bytecode, extension or member of a zip archive), and so
-                       do its parent packages and the files that a literal at module level names
-    a distribution     counts by name, version and the hashes of its RECORD, and so does each one that it requires
+    a local module     is digested as the bytes of its file (source, bytecode, extension or member of a zip archive),
+                       with its parent packages and the files that a literal at module level names
+    a distribution     is digested as its name, version and the hashes of its RECORD, with the distributions that it
+                       requires
 
 Imports are read from the syntax tree, including imports in functions, in conditions and by `import_module("name")`.
-For a computed name such as `f"a.b.{name}"`, all modules of `a.b` count. Nothing is imported. Editable distributions
-count as local modules, because their RECORD does not list the files.
+For a computed name such as `f"a.b.{name}"`, all modules of `a.b` are included. Nothing is imported. Editable
+distributions are digested like local modules, because their RECORD does not list the files.
 
 The closure does not cover files that are read after the import, module names that a file outside a package computes,
 imports inside compiled extensions, system libraries, and installed files that were edited in place.
@@ -92,7 +93,7 @@ class Closure:
         return self._specs[name]
 
     def _read(self, name: str, spec: ModuleSpec) -> bool:
-        """Digest a module and queue its imports; return whether its submodules need to be read, too."""
+        """Digest a module and queue its imports; return whether its submodules must also be read."""
         if spec.origin is None or not spec.has_location:  # a namespace package, or built into Python
             return spec.submodule_search_locations is not None
         file, depth = Path(spec.origin), len(name.split("."))

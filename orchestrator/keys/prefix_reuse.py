@@ -2,7 +2,7 @@
 
 Every setting that a run reads is recorded, and each commit stores the names of the settings read until then. Another
 run with the same code, frames and environment, and with the same *values* of those settings, would have computed the
-same tasks, because runs are deterministic: while all values read are equal, the next setting read is the same, too.
+same tasks, because runs are deterministic: while all values read are equal, the next setting read is also the same.
 That run therefore adopts the commit and continues with the next task. Reads are observed, so methods do not declare
 them. A setting that is read earlier than necessary reduces reuse, but does not change results.
 """
@@ -123,7 +123,7 @@ class Prefixes:
         return digest_of([self.base, num_done, read, {name: self._contents.get(name, "") for name in read}])
 
     def publish(self, num_done: int, names: Iterable[str], run: str) -> None:
-        """Offer the first `num_done` tasks of the run with key `run` to others; an entry with an equal key is kept."""
+        """Offer the first `num_done` tasks of run `run` (its key) to other runs; an entry with an equal key is kept."""
         listed = sorted(names)
         self.store.create_json(READ_SETS, f"{self.base}/task_{num_done:03d}/{digest_of(listed)}", {"names": listed})
         self.store.create_json(PREFIXES, f"{self.base}/{self.key(num_done, listed)}", {"run": run, "done": num_done})

@@ -15,8 +15,8 @@
                    capability    the vector instructions that torch uses (CPU only)
                    kernels       the variables that choose kernels, and the processor if results depend on it (CPU only)
 
-A killed run resumes from its last commit only if all of these are equal, as on the same machine or an equivalent one.
-Otherwise it starts again under another key.
+A killed run resumes from its last commit only if all of these are equal, as on the same machine or an equivalent
+machine. Otherwise it starts again under another key.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def _close(found: Tensor, expected: Tensor, what: str) -> None:
 
 @torch.no_grad()
 def check_frozen(subject: Subject) -> None:
-    """Check that blocks and a text tower declared as frozen equal the pre-trained ones in every task."""
+    """Check that blocks and a text tower declared as frozen keep the pre-trained weights in every task."""
     method = subject.make()
     if not (method.frozen_blocks or method.declared.text_is_frozen or method.declared.videos_are_frozen):
         return

@@ -1,7 +1,7 @@
 """Check that an untrained model does not forget, in any protocol.
 
 Backward forgetting compares a task's ranks in its own gallery before and after later tasks. If nothing is trained, only
-the evaluation can change them: scores that are normalized over other tasks, or captions padded to those of others.
+the evaluation can change them: scores that are normalized over other tasks, or captions padded to the length of others.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _gallery(method: Method, index: int) -> Tensor:
 
 
 def _queries(index: int) -> Queries:
-    """Return the captions of a task; the last task has the longest ones."""
+    """Return the captions of a task; the last task has the longest captions."""
     tokens = make_batch(CAPTIONS, 1, seed=40 + index).tokens
     last = CONTEXT - 1 - 4 * (TASKS - 1 - index)
     tokens[tokens[:, last] > 0, last] = END

@@ -1,7 +1,7 @@
 """Comparison of an untrained method's scores with those of zero-shot CLIP, on the same noise.
 
-A method whose score uses more than the two unit features of CLIP (word or frame features, normalization, merged
-tokens, new weights not initialized to zero) starts at another R@1 than zero-shot CLIP.
+A method starts at another R@1 than zero-shot CLIP if its score uses more than the two unit features of CLIP: word or
+frame features, normalization, merged tokens, or new weights that are not initialized to zero.
 
 Shapes: Q captions, V videos.
 """

@@ -1,9 +1,9 @@
 """Probe of the part of a method that a setting changes: its forward pass, its loss, or only its recipe.
 
 A method is built with seeded weights and shown one batch of each of two tasks; no optimizer step is made. Between the
-tasks its weights move by seeded noise, so that a teacher differs from its student. A setting is of the forward pass if
-another value changes features or scores, of the loss if it changes the terms of the loss only, and otherwise of the
-recipe: learning rates, moving averages, what happens after a step.
+tasks its weights move by seeded noise, so that a teacher differs from its student. A setting belongs to the forward
+pass if another value changes features or scores, to the loss if it changes only the terms of the loss, and otherwise to
+the recipe: learning rates, moving averages, what happens after a step.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def make_small_clip(layers: int = LAYERS, embed_dim: int = EMBED_DIM) -> Clip:
 
 
 def tokenize(texts: list[str]) -> Tensor:
-    """Encode words as token ids between those of start (98) and end (99) of text: (N, L) int64."""
+    """Encode words as token ids (N, L) int64, between the ids of start (98) and end (99) of text."""
     rows = torch.zeros(len(texts), CONTEXT, dtype=torch.int64)
     for row, text in zip(rows, texts):
         ids = [START, *(1 + sum(word.encode()) % 90 for word in text.split()[: CONTEXT - 2]), END]

@@ -50,8 +50,8 @@ def read_set(text: str, runs: Path) -> VectorSet:
         runs: the runs folder, which has the imported streams.
 
     Raises:
-        ConfigError: for an unreadable file, an unknown stream or one of videos, no vectors, vectors of several widths,
-            or one with NaN or of length zero.
+        ConfigError: for an unreadable file, an unknown stream, a stream of videos, no vectors, vectors of several
+            widths, or a vector with NaN or of length zero.
     """
     path = Path(text).expanduser()
     if path.exists() and path.suffix != ".json":
@@ -147,7 +147,7 @@ def _check_shapes(name: str, ids: list[str], arrays: list[np.ndarray] | np.ndarr
 
 
 def _join_rows(arrays: list[np.ndarray]) -> list[np.ndarray] | np.ndarray:
-    """Return the array whose rows these are, in order, if `read_arrays` split one; otherwise return the list."""
+    """Return the whole array if `arrays` are its rows, in order, as `read_arrays` splits it; otherwise the list."""
     base = arrays[0].base if arrays else None
     if base is None or base.size != len(arrays) * arrays[0].size or any(each.base is not base for each in arrays):
         return arrays
@@ -157,7 +157,7 @@ def _join_rows(arrays: list[np.ndarray]) -> list[np.ndarray] | np.ndarray:
 
 
 def common_ids(old: VectorSet, new: VectorSet) -> list[str]:
-    """Return the ids that both sets have, in the order of the old one.
+    """Return the ids that both sets have, in the order of the old set.
 
     Raises:
         ConfigError: if they are fewer than LEAST, or if only one set has vectors of captions.
@@ -179,7 +179,7 @@ def common_ids(old: VectorSet, new: VectorSet) -> list[str]:
 
 @dataclass(frozen=True)
 class Queries:
-    """Past queries: their vectors by the new model (P, d') and, if they are captions, by the old one (P, d)."""
+    """Past queries: their vectors by the new model (P, d') and, if they are captions, by the old model (P, d)."""
 
     new: np.ndarray
     old: np.ndarray | None

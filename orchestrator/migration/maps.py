@@ -4,7 +4,7 @@
 
 Drift-Adapter's three kinds (Vejendla, EMNLP 2025, arXiv:2509.23471) with centered vectors: `orthogonal` has an
 orthogonal W (`procrustes`). `low_rank` adds a ridge regression of its residuals, truncated to a rank. `mlp` adds
-a network to that, by gradient descent. Ridge, rank and step are selected on every tenth pair, so a
+a network, fitted by gradient descent. Ridge, rank and step are selected on every tenth pair, so a
 residual that does not help there is zero. GELU is the tanh approximation, which numpy can compute.
 
 Shapes: N pairs, d dimensions of the source, d' of the target, h hidden units.
@@ -108,16 +108,16 @@ def fit_maps(x: Tensor, y: Tensor) -> dict[str, FeatureMap]:
 
 
 def transposed(index_map: FeatureMap) -> FeatureMap:
-    """Return the map of queries x W' that orders unmapped items y as x (y W + b) does, for a linear map of items.
+    """Return the query map x -> x W' under which unmapped items y rank as mapped items y W + b, for a linear map.
 
-    It differs from the map of items in that mapped items are not normalized.
+    Unlike the map of items, it cannot normalize the mapped items.
     """
     matrix = index_map.weights["matrix"].mT
     return FeatureMap("transposed", {"matrix": matrix, "shift": torch.zeros(matrix.shape[1])})
 
 
 def _low_rank(x: Tensor, residual: Tensor) -> Tensor:
-    """Return the W (d, d') of reduced-rank ridge regression, or zeros if none reduces the error of held-out pairs."""
+    """Return the W (d, d') of reduced-rank ridge regression, or zeros if no W reduces the error of held-out pairs."""
     held = torch.arange(len(x)) % HELD_OUT == HELD_OUT - 1
     fitted, errors = x[~held].double(), residual[~held].double()
     values, vectors = torch.linalg.eigh(fitted.mT @ fitted)

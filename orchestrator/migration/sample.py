@@ -1,4 +1,4 @@
-"""Random split of the common items into a sample, to which maps are fitted, and measured items; measured queries.
+"""Random split of the common items: a sample, to which maps are fitted, and items on which queries are measured.
 
 Four fifths of the sample fit the maps, one fifth selects their kind. Shapes: S pairs of a sample.
 """
@@ -25,7 +25,7 @@ LEAST_QUERIES = 20
 
 @dataclass(frozen=True)
 class Sample:
-    """Pairs of vectors by the old and the new embedder, to fit maps, and others to select the kind of a map.
+    """Pairs of vectors by the old and the new embedder, to fit maps, and further pairs to select the kind of map.
 
     Attributes:
         target: item of each checked caption among the checked items; None if the pairs are items.
@@ -42,7 +42,7 @@ def fit_both(items: Sample, texts: Sample | None) -> tuple[Measured, dict[str, s
     """Fit maps of each kind in both directions, and select a kind for "map queries" and for "map index".
 
     Maps of queries are fitted to captions if these are given. The kind with the best result on the
-    checked items is selected, the first one of equal kinds.
+    checked items is selected; of equal kinds, the first.
     """
     index_maps = fit_maps(items.old, items.new)
     source = texts or items
@@ -59,7 +59,7 @@ def split_ids(ids: list[str], asked: int | None, draw: np.random.Generator) -> t
     """Return the sampled and the measured ids, each in the order of the set; `asked` is the requested sample size."""
     most = len(ids) // 2
     if asked is not None and asked > most:
-        what = f"must be at most half of the {len(ids)} common items, the others of which are measured"
+        what = f"must be at most half of the {len(ids)} common items, because the others are measured"
         raise ConfigError(what, "--sample", asked, f"Use {most}.")
     chosen = np.zeros(len(ids), dtype=bool)
     chosen[draw.permutation(len(ids))[: min(asked or SAMPLE, most)]] = True
@@ -78,7 +78,7 @@ def item_sample(old: VectorSet, new: VectorSet, sampled: list[str]) -> Sample:
 
 
 def _captions_of(old: VectorSet, new: VectorSet, ids: list[str]) -> list[tuple[int, str]]:
-    """Return (place of the id, caption) for the captions that an item has in both sets."""
+    """Return (index of the id, caption) for the captions that an item has in both sets."""
     return [
         (place, text)
         for place, key in enumerate(ids)
@@ -108,7 +108,7 @@ def measured_queries(
         known = [(p, text) for p, text in _captions_of(old, new, measured) if not past or text not in past.texts]
         chosen = [known[row] for row in sorted(draw.permutation(len(known))[:most])]
         if len(chosen) < LEAST_QUERIES:
-            what = f"{len(chosen)} captions of measured items are the same in both streams, less than {LEAST_QUERIES}"
+            what = f"{len(chosen)} captions of measured items are the same in both streams, fewer than {LEAST_QUERIES}"
             raise ConfigError(what, new.name, remedy="Import both streams from one table, or pass fewer --queries.")
         target = torch.tensor([place for place, _ in chosen])
         texts = [text for _, text in chosen]
@@ -117,7 +117,7 @@ def measured_queries(
     if past:
         vectors = torch.from_numpy(past.new)[1::2][:most]
         if len(vectors) < LEAST_QUERIES:
-            what = f"has {len(past.new)} queries, of which half are measured; that is less than {LEAST_QUERIES}"
+            what = f"has {len(past.new)} queries, of which half are measured; that is fewer than {LEAST_QUERIES}"
             raise ConfigError(what, "--queries", remedy="Pass more queries.")
         none, group = torch.full((len(vectors),), -1), torch.arange(len(vectors))
         return Measured(vectors, None, none, group, False), None

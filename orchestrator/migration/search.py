@@ -1,7 +1,8 @@
 """Search of queries in an index by every way to switch embedders, in one pass over blocks of items.
 
-A way has a name, such as "stay" or ("map index", "mlp"), and scores a block of items. Scores within TIE of each other
-are equal, because a product is rounded in another way in another block; a tie counts by its probability (`Positions`).
+A way (a strategy) has a name, such as "stay" or ("map index", "mlp"), and scores a block of items. Scores within TIE of
+each other are equal, because the rounding of a product depends on the block; a tie is weighted by its probability
+(`Positions`).
 
 Shapes: Q queries, N items, B items of a block, d dimensions of the old embedder, d' of the new.
 """
@@ -47,9 +48,9 @@ class Measured:
 
     Attributes:
         new: (Q, d') by the new embedder.
-        old: (Q, d) by the old one; if None, "stay" and "both" are not measured.
+        old: (Q, d) by the old embedder; if None, "stay" and "both" are not measured.
         target: (Q,) int64, the item that a caption describes, or the item that is the query; -1 for none.
-        group: (Q,) int64; queries of one group are not independent draws.
+        group: (Q,) int64; queries of one group are not independent samples.
         has_targets: captions have a target. Otherwise the new embedder's nearest neighbors are the reference.
         query_maps, index_maps: maps new -> old and old -> new by kind.
         spread: (2, Q) standard deviations of a query's similarities to old and new vectors.
@@ -71,7 +72,7 @@ class Measured:
     def scores(
         self, old: Tensor, new: Tensor, masks: dict[tuple[str, int], Tensor], product: Product
     ) -> Iterator[tuple[Way, Tensor]]:
-        """Yield the scores of each way.
+        """Yield the scores of each way to switch embedders.
 
         Args:
             old, new: vectors of the items, (B, d) and (B, d').
@@ -97,7 +98,7 @@ class Measured:
 
 
 def measure(index: Index, queries: Measured) -> dict[Way, Tensor]:
-    """Return the search results of each way for each query.
+    """Return the search results of each way to switch embedders for each query.
 
     Returns:
         with targets: P(rank <= k) (Q, 3) for k of KS. Otherwise (Q, 1): the share of the new embedder's ten nearest
@@ -179,11 +180,11 @@ def count_hits(queries: Tensor, index: Index) -> Tensor:
 
 
 def predicted_loss(index: Index, known: Tensor, losses: Tensor, neighbours: int = 10) -> Tensor:
-    """Predict the loss (N,) of mapping each item, from its old vector alone: the mean of the nearest known ones.
+    """Predict the loss (N,) of mapping each item, from its old vector alone: the mean loss of the nearest known items.
 
     Args:
         known: old vectors (K, d) of items to which the map was not fitted.
-        losses: (K,) of these items.
+        losses: (K,) losses of these items.
     """
     found = []
     for part in _parts(len(index)):

@@ -1,6 +1,6 @@
 """Estimates with 95 % intervals of each way to switch embedders, and the rule of the verdict.
 
-Queries of one group (the captions of a video) count as one draw, so variances are computed from sums over groups.
+Queries of one group (the captions of a video) count as one sample, so variances are computed from sums over groups.
 
 Shapes: Q queries.
 """
@@ -40,7 +40,7 @@ def mean_of(values: Tensor, group: Tensor) -> Estimate:
     """Estimate the mean of values (Q,) in [0, 1] with the interval of Korn and Graubard (1998).
 
     It is the Clopper-Pearson interval for the number of draws whose binomial variance is the variance of the mean
-    over groups, or for the number of groups if all values are 0 or all are 1. It covers a mean near 0 or 1, too.
+    over groups, or for the number of groups if all values are 0 or all are 1. It also covers a mean near 0 or 1.
     """
     mean = float(values.mean())
     variance = float(_sums(values - mean, group).square().sum()) * _small(group) / len(values) ** 2
@@ -87,8 +87,8 @@ class Row:
 
     Attributes:
         metrics: estimates of R@1, R@5 and R@10, or of overlap@10 alone.
-        kept: the last metric relative to that of re-encoding all items.
-        items: items to encode.
+        kept: the last metric relative to its value after all items are re-encoded.
+        items: number of items to encode.
     """
 
     way: Way
@@ -98,7 +98,7 @@ class Row:
 
 
 def make_rows(found: dict[Way, Tensor], group: Tensor, items: int) -> list[Row]:
-    """Return a row for each way, from its search results (`measure`).
+    """Return a row for each way to switch embedders, from its search results (`measure`).
 
     Args:
         group: (Q,) group of each query.
@@ -117,7 +117,7 @@ def make_rows(found: dict[Way, Tensor], group: Tensor, items: int) -> list[Row]:
 
 
 class Verdict(NamedTuple):
-    """The recommended way, and remarks of one line each."""
+    """The recommended way to switch embedders, and remarks of one line each."""
 
     word: str  # stay, both, map queries, map index or re-encode
     way: Way
@@ -127,13 +127,13 @@ class Verdict(NamedTuple):
 def decide(
     found: dict[Way, Tensor], group: Tensor, candidates: Sequence[Way], tolerance: float, metric: str
 ) -> Verdict:
-    """Choose a way by the rule of docs/migrate.md.
+    """Choose a way to switch embedders by the rule of docs/migrate.md.
 
     Args:
-        found: what each way found for each query; the last column decides.
+        found: way -> search results of each query (`measure`); the last column decides.
         group: (Q,) group of each query.
         candidates: ways from the cheapest to the most expensive, without "stay", "both" and re-encoding all.
-        tolerance: share of re-encoding all that may be lost, in (0, 1).
+        tolerance: share of the metric after re-encoding all items that may be lost, in (0, 1).
         metric: name of the last column. overlap@10 has the new embedder as its reference, so only R@10 can show that
             staying is better.
     """
@@ -165,7 +165,7 @@ def decide(
 
 
 def name_of(way: Way) -> str:
-    """Return a way's name in the table."""
+    """Return the name in the table of a way to switch embedders."""
     if way == ALL:
         return "re-encode all"
     if way[1].isdigit():

@@ -113,7 +113,7 @@ class TrialMonitor(tune.Callback):
             say(f"{self._label(trial)}  complete after {took}{self._outlook()}", with_time=True)
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Adjust the trial's failure limit, because Tune also counts ends of a process that a lost node causes.
+        """Adjust the trial's failure limit, because Tune also counts process deaths due to lost nodes.
 
         A permanent error is not retried: the next attempt finds the message in Ray's key-value store and ends.
         """
@@ -188,7 +188,7 @@ class TrialMonitor(tune.Callback):
         return min(ahead, self.concurrent - self._running()) if self.room and self.room.others else ahead
 
     def _segments_ahead(self) -> int:
-        """Return an upper bound of the trials that will request a process, without those that have or await one."""
+        """Return an upper bound of the trials that will request a process, except trials that have or await one."""
         return self.trials - len(self._begun)
 
     def _outlook(self) -> str:

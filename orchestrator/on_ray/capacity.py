@@ -32,7 +32,7 @@ def capacity(plan: TrialPlan, max_concurrent: int | None = None) -> Capacity:
 
     Args:
         plan: plan of the trials.
-        max_concurrent: the user's limit; if None, a rough memory estimate limits the number, too.
+        max_concurrent: the user's limit; if None, a rough memory estimate also limits the number.
 
     Raises:
         ConfigError: if not even one trial can ever be scheduled.
@@ -129,7 +129,7 @@ def cap_to_max_nodes(plan: TrialPlan, trials: int, nodes: Sequence[Mapping[str, 
         plan: plan of the trials.
         trials: trials that need resources.
         nodes: resources of the existing nodes. New nodes are assumed to equal the smallest node that holds a worker.
-            If no node holds one, one worker per new node is requested.
+            If no node holds a worker, one worker per new node is requested.
         most: maximum number of nodes, including nodes that cannot hold a worker.
     """
     able = [node for node in nodes if _slots(plan, node, 1)]
@@ -214,7 +214,7 @@ def count_fitting_trials(plan: TrialPlan, nodes: Sequence[Mapping[str, float]]) 
         nodes: resources (CPU, GPU) of each node.
 
     Raises:
-        ConfigError: if none fits; the message names the missing resource.
+        ConfigError: if no trial fits; the message names the missing resource.
     """
     cpus, gpus = (sum(node.get(kind, 0.0) for node in nodes) for kind in ("CPU", "GPU"))
     need = plan.workers * plan.cpus_per_worker + _driver_cpu(plan)

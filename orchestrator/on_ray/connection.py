@@ -176,7 +176,9 @@ def _join(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool:
         ray.init(address=wanted, runtime_env={"env_vars": variables}, **job, **_quiet_options())
     except ConnectionError as error:
         if is_asked:
-            raise ConfigError(f"--address: no Ray cluster responds at {wanted!r}. Start one or omit it.") from error
+            raise ConfigError(
+                f"--address: no Ray cluster responds at {wanted!r}. Start a cluster, or omit it."
+            ) from error
         return False
     except (ValueError, RuntimeError, ray.exceptions.RayError) as error:  # versions, token, or variables of a job
         address = wanted if is_asked else cluster_address()

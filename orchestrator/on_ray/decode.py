@@ -34,7 +34,7 @@ FEW = 64  # videos that this machine can decode before a job on all nodes has st
 def decode_on_nodes(
     source: FrameSource, items: Sequence[Item], workers: int = 0, progress: Callable[[int], object] | None = None
 ) -> tuple[int, Broken]:
-    """Decode missing videos on the cluster; return the number of decoded videos, and the broken ones with errors.
+    """Decode missing videos on the cluster; return the number of decoded videos, and the broken videos with errors.
 
     Args:
         source: frames of the videos and their store.

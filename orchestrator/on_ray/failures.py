@@ -1,5 +1,4 @@
-"""Classification of trial failures (permanent errors, lost nodes, lack of memory), their one-line message, and the
-last output of the failed worker."""
+"""Trial failures: class (permanent error, lost node, lack of memory), one-line message, last output of the worker."""
 
 from __future__ import annotations
 
@@ -56,7 +55,7 @@ def is_permanent(error: BaseException) -> bool:
 
 
 def to_trial_failed(error: Exception) -> TrialFailed:
-    """Convert the error of a Ray Train run to TrialFailed, whose reason is the worker error that caused the others."""
+    """Convert the error of a Ray Train run to TrialFailed, whose reason is the worker error that caused all errors."""
     if isinstance(error, ControllerError):
         cause = error.controller_failure
         return cause if isinstance(cause, TrialFailed) else TrialFailed(one_line(cause))

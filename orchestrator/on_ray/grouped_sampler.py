@@ -1,10 +1,10 @@
 """Optuna sampler for groups of trials with equal settings of their first task, which is then trained once per group.
 
-Task-prefix reuse (keys/prefix_reuse.py) adopts tasks of a run that has read equal values so far, which never happens
-if all settings are drawn again for each trial. Here one trial of a group, its leader, is sampled freely. The other
+Task-prefix reuse (keys/prefix_reuse.py) adopts tasks of a run that has read equal values so far, which never happens if
+all settings are sampled again for each trial. Here one trial of a group, its leader, is sampled freely. The other
 trials copy the leader's values of the settings that task 1 reads, and only later settings (`later=True` of
-search_spaces) are drawn again. The points to evaluate first lead the first groups. The number of a trial determines its
-group and its position in the group.
+search_spaces) are sampled again. The points to evaluate first are the leaders of the first groups. The number of a
+trial determines its group and its position in the group.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def leader_of(number: int, size: int, first: int) -> int:
 
 
 class GroupedSampler(optuna.samplers.BaseSampler):
-    """Sampler that samples as another one does, except for the settings that a group shares.
+    """Sampler that uses another sampler, except for the settings that a group shares.
 
     Args:
         inner: sampler of independent settings.

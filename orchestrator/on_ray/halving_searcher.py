@@ -1,8 +1,8 @@
 """Successive halving as a searcher of Ray Tune.
 
 Each segment of a trial, from one rung to the next, is a separate Tune trial. A segment ends by itself after its last
-task, and the next one continues from its commits. So no trial is paused or killed, and no worker waits for a decision
-while it holds a GPU. The rows of a table take turns; none waits for the trials of another row.
+task, and the next segment continues from its commits. So no trial is paused or killed, and no worker waits for a
+decision while it holds a GPU. The rows of a table take turns; none waits for the trials of another row.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class HalvingSearcher(Searcher):
         """Do nothing; see `save`."""
 
     def outcome(self, row: str, seconds: float) -> SearchOutcome:
-        """Count the outcomes of a row's trials. Call it when none is running."""
+        """Count the outcomes of a row's trials. Call it when no trial is running."""
         halving = self.halving[row]
         is_over = not self.queues[row] and not any(each.row == row for each in self.running.values())
         is_over = is_over and not halving.next_segments()

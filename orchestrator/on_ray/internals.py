@@ -83,8 +83,8 @@ def is_draining() -> bool:
 def lease(requester: str, bundles: list[dict[str, float]], seconds: float) -> None:
     """Register a request for resources with Ray's coordinator for `seconds`; an empty list of bundles withdraws it.
 
-    Ray's autoscaler keeps one request. Its coordinator, a detached actor that Ray Data and Ray Train start, replaces
-    that request every 20 s by the sum of the registered requests, so a request made without the coordinator is lost. A
+    Ray's autoscaler keeps one request. Its coordinator is a detached actor that Ray Data and Ray Train start. It
+    replaces that request every 20 s by the sum of the registered requests, so other requests are lost. A
     lease expires by itself if the driver dies.
 
     Args:
@@ -119,7 +119,7 @@ def strip_credentials() -> None:
 def dedupe_actor_deaths() -> None:
     """Make Tune count each death of a trial's process as exactly one failure of that trial.
 
-    Tune 2.60 does not in two cases, both caused by lack of memory. If a process is reused for another trial
+    Tune 2.60 counts otherwise in two cases, both caused by lack of memory. If a process is reused for another trial
     (`reuse_actors`) and dies before that trial starts, Tune counts the death twice, and the second count ends the
     trial regardless of remaining attempts. If Ray's memory monitor kills a process, Tune does not recognize the error
     as a death, and ends the search.
@@ -182,7 +182,7 @@ def keep_processes(wanted: Callable[[], int]) -> None:
 
     Tune 2.60 keeps a process for every trial that waits for one, and a single process if no trial waits. Between two
     rungs no trial waits, because the next segments are known only when other trials have reached the rung. So all
-    processes except one would end, and new ones would spend many seconds on the import of torch.
+    processes except one would end, and new processes would spend many seconds on the import of torch.
     """
     from ray.tune.execution import tune_controller
 

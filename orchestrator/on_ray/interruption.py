@@ -48,7 +48,7 @@ def interruption_of(plan: TrialPlan, is_leaving: Callable[[], bool] = is_drainin
 
 
 def is_stopping(plan: TrialPlan) -> bool:
-    """Return whether the driver of a plan's trials has asked them to end."""
+    """Return whether the driver of a plan's trials has requested their end."""
     return bool(kv_get(_request_key(plan.session)))
 
 

@@ -1,7 +1,7 @@
 """Estimates of a worker's memory, of the number of trials that fit the memory of nodes, and of free memory.
 
 The estimate is deliberately rough: it keeps a machine with many CPUs and little memory from starting too many trials,
-and never causes a refusal. Loads neither Ray nor torch, because `ctvr doctor` uses it, too.
+and never causes a refusal. Loads neither Ray nor torch, because `ctvr doctor` also uses it.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def record_free_memory(free: int | None) -> None:
 
 
 def memory_of(nodes: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
-    """Return the bytes that trials may use on each node; for a cluster started here, those that were free before."""
+    """Return the bytes that trials may use on each node; on a cluster started here, the bytes that were free before."""
     if _free_at_start is not None and len(nodes) == 1:
         return [{"memory": float(_free_at_start)}]
     return [{"memory": node.get("memory", 0.0)} for node in nodes]

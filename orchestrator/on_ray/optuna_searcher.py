@@ -38,15 +38,15 @@ class RunningTrials(optuna.storages.InMemoryStorage):
 
 
 class OptunaSearcher:
-    """Draws points, and passes results to Optuna; stopped trials and running trials with results count as pruned.
+    """Samples points and passes results to Optuna; stopped trials and running trials with results count as pruned.
 
     Gains after different numbers of tasks are not comparable. If the last gain of a stopped trial were reported as its
     final result, the trial would look best.
 
     Args:
         search: settings of the search.
-        space: the search space. A setting with a condition is drawn after the setting on which it depends, and only if
-            the condition holds.
+        space: the search space. A setting with a condition is sampled after the setting on which it depends, and only
+            if the condition holds.
         first: points to evaluate first.
         num_tasks: number of tasks of the stream, or of epochs if trials are compared after epochs.
     """
@@ -104,7 +104,7 @@ def _make_sampler(search: SearchConfig, space: SearchSpace, first: int) -> optun
 
 
 def _draw(trial: optuna.Trial, name: str, domain: Any) -> None:
-    """Draw a setting's value from a distribution of Optuna; Optuna stores it in the trial."""
+    """Sample a setting's value from a distribution of Optuna, which stores it in the trial."""
     if isinstance(domain, CategoricalDistribution):
         trial.suggest_categorical(name, domain.choices)
     elif isinstance(domain, IntDistribution):

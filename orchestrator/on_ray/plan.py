@@ -225,7 +225,7 @@ class TrialPlan:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run of a list. `label` is the same in each execution of the list, so that complete runs are recognized."""
+    """One run in a list. `label` is the same in each execution of the list, so that complete runs are recognized."""
 
     label: str
     settings: Settings
@@ -292,12 +292,12 @@ def run_name(plan: TrialPlan, config: Mapping[str, Any]) -> str:
 
 
 def still_note(name: str) -> str:
-    """Return the key-value key for the message about a run's stalled worker (learning/training/pulse.py)."""
+    """Return the key, in Ray's key-value store, of the message about a run's stalled worker (learning/.../pulse.py)."""
     return f"ctvr-still-{name}"
 
 
 def progress_note(session: str, name: str) -> str:
-    """Return the key-value key for the progress of a run in one driver (learning/training/pulse.py)."""
+    """Return the key, in Ray's key-value store, of a run's progress in one driver session (learning/.../pulse.py)."""
     return f"ctvr-progress-{session}-{name}"
 
 

@@ -24,8 +24,8 @@ def writer_of(folder: Path) -> dict[str, Any]:
 def own_places(plan: Mapping[str, Any], kept: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Remove addresses and folders from a plan.json that another host, user or folder wrote.
 
-    Folders below the recorded runs folder are replaced by those below the present one, so that a copied sweep is
-    resumed in the copy.
+    Folders below the recorded runs folder are replaced by the same folders below the present runs folder, so that a
+    copied sweep is resumed in the copy.
 
     Args:
         plan: the fields of `TrialPlan`, unchecked.
@@ -69,5 +69,5 @@ def require_given(name: str, kept: Mapping[str, Any], given: Mapping[str, Any]) 
         words = " ".join(f"{option} {value}" for option, value in missing.items())
         raise ConfigError(
             f"sweep {name}: its plan.json names {', '.join(missing.values())} and was written on another host, by "
-            f"another user or in another folder. To use the same, add {words}; or pass others."
+            f"another user or in another folder. To use these values, add {words}; or pass other values."
         )

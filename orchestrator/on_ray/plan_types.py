@@ -30,7 +30,7 @@ _OF_BUILD = ("value_error", "missing", "unexpected_keyword_argument")  # pydanti
 def check_types(cls: type[Any], data: Any, file: Path, key: str) -> None:
     """Refuse JSON data whose types differ from the types of a dataclass and its nested dataclasses.
 
-    Types are not converted: the number 5 is not a text, and true is not a number.
+    Types are not converted: the number 5 is not a string, and true is not a number.
 
     Args:
         cls: the dataclass.

@@ -30,8 +30,8 @@ class TimingScheduler:
     last report could not record its end.
 
     Args:
-        search: settings of the search. The scheduler receives those that it has a parameter for, by the names of Ray
-            Tune: `metric`, `mode`, `time_attr`, `max_t`, `grace_period`, `reduction_factor`, `min_time_slice`,
+        search: settings of the search. The scheduler receives the settings for which it has a parameter, by Ray
+            Tune's names: `metric`, `mode`, `time_attr`, `max_t`, `grace_period`, `reduction_factor`, `min_time_slice`,
             `stop_last_trials`.
         unit: "task" or "epoch".
         length: number of tasks, or epochs, of a trial.

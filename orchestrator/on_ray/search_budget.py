@@ -1,4 +1,4 @@
-"""Rungs, brackets, lag and number of random trials, computed from the size of a search and of its cluster."""
+"""Rungs, brackets, `search.lag` and number of random trials, computed from the size of a search and of its cluster."""
 
 from __future__ import annotations
 
@@ -73,15 +73,15 @@ def count_known(search: SearchConfig, number: int, later: int = 0, length: int =
 
 
 def count_startup_trials(search: SearchConfig) -> int:
-    """Return the number of decided trials from which TPE models results; with fewer trials it draws at random."""
+    """Return the number of decided trials from which TPE models results; with fewer trials it samples at random."""
     return max(3, min(ENOUGH, search.trials // 3))
 
 
 def count_random_trials(search: SearchConfig, trials: int) -> int:
-    """Return how many of the `trials` trials of a search are drawn at random, with TPE until it models results.
+    """Return how many of the `trials` trials of a search are sampled at random; with TPE, until it models results.
 
-    TPE draws a trial at random if fewer than `count_startup_trials` trials were compared at the first rung before it is
-    proposed. In brackets, these trials must have ended.
+    TPE samples a trial at random if fewer than `count_startup_trials` trials were compared at the first rung before it
+    is proposed. In brackets, these trials must have ended.
     """
     if search.searcher not in MODELLED:
         return trials if search.searcher == "random" else 0
@@ -95,13 +95,13 @@ def fill_brackets(search: SearchConfig, trials: int, length: int, places: float)
 
 
 def inform_half(search: SearchConfig, trials: int, places: float) -> SearchConfig:
-    """Return the settings with a lag that keeps a cluster busy and makes at most half of the trials random."""
+    """Return the settings with a `search.lag` that keeps a cluster busy and makes at most half of the trials random."""
     half = trials // 2 - count_startup_trials(search) + 1
     return replace(search, lag=max(1, min(max(search.bracket_size, math.ceil(2 * places)), half)), brackets_at_once=0)
 
 
 def fit_search(search: SearchConfig, trials: int, length: int, places: float) -> SearchConfig:
-    """Return the settings of a search that suit a cluster: a lag for TPE, otherwise brackets.
+    """Return the settings of a search that suit a cluster: `search.lag` for TPE, otherwise brackets.
 
     TPE also uses brackets in three cases. (1) One bracket has more trials than the cluster has worker slots. (2) There
     are too few trials for a lag: if at most half of them are random, the lag is below `bracket_size`, or the search

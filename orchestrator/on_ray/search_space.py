@@ -29,7 +29,7 @@ class SearchSpace:
     conditions: Mapping[str, Condition] = field(default_factory=dict)  # setting -> its condition, if any
 
     def applies(self, name: str, point: Mapping[str, Any]) -> bool:
-        """Return whether a setting is searched at a point, that is whether its condition and its parents' hold."""
+        """Return whether a setting is searched at a point: its condition and the conditions of its parents hold."""
         if name not in self.conditions:
             return True
         other, values = self.conditions[name]

@@ -1,7 +1,7 @@
 """Simulation of a search on a cluster without Ray: its duration and the share of busy worker slots.
 
 The simulated search runs the code of `ctvr sweep` (halving_searcher.py, successive_halving.py). The times of tasks are
-drawn at random, and a new process needs time until it can train. `python -m tools.search_simulation` prints tables.
+random, and a new process needs time until it can train. `python -m tools.search_simulation` prints tables.
 """
 
 from __future__ import annotations

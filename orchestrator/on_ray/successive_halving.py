@@ -18,15 +18,15 @@ b - `brackets_at_once`, once they have ended.
 A rung at which no trial would be stopped is skipped if its trials are all compared with each other. On a stream of one
 task, trials are compared after epochs instead of tasks (`epochs`).
 
-In a grouped search (grouped_sampler.py) the trials of a group share their first task: one of them trains it before the
-others start, which then adopt it.
+In a grouped search (grouped_sampler.py) the trials of a group share their first task: one trial trains it before the
+other trials start, which then adopt it.
 
 Points that train the same model are one trial. A suggestion is skipped and replaced if its settings equal the settings
 of an earlier trial, or if it differs from a complete trial only in settings that this trial did not read (recorded by
 prefix_reuse.py).
 
-Nothing here depends on Ray. A resumed sweep proposes the same trials again and skips those in its journal. Source:
-Jamieson and Talwalkar, arXiv:1502.07943 (successive halving).
+This module does not depend on Ray. A resumed sweep proposes the same trials again and skips those in its journal.
+Source: Jamieson and Talwalkar, arXiv:1502.07943 (successive halving).
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ class SuccessiveHalving:
         return None
 
     def _repeats(self, trial: HalvingTrial, other: HalvingTrial) -> bool:
-        """Return whether a trial repeats `other`: equal settings or, once the end of `other` is reported, one model."""
+        """Return whether a trial repeats `other`: has equal settings or, once `other` ended, trains an equal model."""
         return trial.settings == other.settings or (other.number <= self._passed[-1] and same_model(trial, other))
 
     def _tell_all(self, known: list[int]) -> None:
@@ -303,7 +303,7 @@ class SuccessiveHalving:
     # ------------------------------------------------------------------------------------------ results
 
     def report(self, trial: HalvingTrial, result: Mapping[str, Any], until: int) -> None:
-        """Record a trial's report after a task or an epoch, of a segment that ends after `until`.
+        """Record a trial's report after a task or an epoch; the trial's segment ends after `until`.
 
         Training may end before the last epoch, by `evaluation.patience` or with a method without training. The final
         report then counts for all epochs without a report.
@@ -339,5 +339,5 @@ class SuccessiveHalving:
 
 
 def same_model(trial: HalvingTrial, other: HalvingTrial) -> bool:
-    """Return whether a trial trains the model of a complete one, because all settings that `other` read are equal."""
+    """Return whether a trial trains the model of a complete trial: all settings that `other` has read are equal."""
     return bool(other.reads) and all(trial.settings.get(name) == other.settings.get(name) for name in other.reads)

@@ -79,7 +79,7 @@ def train_loop_per_worker(config: dict[str, Any]) -> None:
 
 
 def _convert_hang(error: Exception, pulse: Pulse) -> TrialFailed | None:
-    """Convert the error of a collective operation to one that names the stalled worker; return None for other errors.
+    """Convert a collective operation's error to an error that names the stalled worker; return None for other errors.
 
     After a timeout without a known stalled worker, the message contains the position of every worker.
     """

@@ -1,7 +1,7 @@
 """Worker process of a trial, which runs the training loop and reports each finished task.
 
 It does not depend on Ray, because the caller passes the function that receives the reports. Training code and torch are
-imported inside functions, because processes that do not train load this file, too.
+imported inside functions, because processes that do not train also load this file.
 """
 
 from __future__ import annotations

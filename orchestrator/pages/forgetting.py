@@ -21,7 +21,7 @@ SHOWN = 12  # maximum lost queries with pictures of the unfolded run; half as ma
 
 @dataclass(frozen=True)
 class LostQuery:
-    """One query that was found first after its own task, but not after the last one."""
+    """One query that was found first after its own task, but not after the last task."""
 
     text: str
     item: Item  # video of the query; `path` and `segment` of both items belong to the picture, "" without a picture
@@ -48,13 +48,13 @@ class ModelHistory:
 
     @property
     def shown(self) -> tuple[LostQuery, ...]:
-        """Return the lost queries with pictures: forgotten ones first, because the model is their cause."""
+        """Return the lost queries with pictures: forgotten queries first, because the model is their cause."""
         most = SHOWN if self.is_open else SHOWN // 2
         return tuple(sorted(self.lost, key=lambda lost: not lost.is_forgotten)[:most])
 
 
 def lost_names(history: Sequence[Mapping[str, Rank]], task_of: Mapping[str, int]) -> tuple[int, list[str]]:
-    """Return the number of queries that were found first after their own task, and the names of those lost now.
+    """Return the number of queries that were found first after their own task, and the names of queries lost since.
 
     Queries of the last task are omitted. A query is found first if no video has a higher score than its own. The name
     with the largest mean rank is first.

@@ -44,7 +44,7 @@ class SearchedSetting:
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial. `value` is the metric of the search after task `tasks`, the last one that the trial learned."""
+    """One trial. `value` is the metric of the search after task `tasks`, the last task that the trial learned."""
 
     number: str
     settings: Mapping[str, str]
@@ -79,7 +79,7 @@ class SearchedSpace:
 
     @property
     def last_task(self) -> int:
-        """Return the task after which the charts compare trials: the last one with a value.
+        """Return the task after which the charts compare trials: the last task with a value.
 
         Values after other tasks are of other galleries.
         """

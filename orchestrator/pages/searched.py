@@ -81,7 +81,7 @@ def _chart(setting: SearchedSetting, space: SearchedSpace, ticks: Sequence[float
 
 
 def _trials(space: SearchedSpace) -> str:
-    """Return all trials as a folded table (HTML): winners, complete trials, then others, most tasks first.
+    """Return all trials as a folded table (HTML): winners, complete trials, then other trials, most tasks first.
 
     Trials of equal rank are sorted by value, the best first.
     """

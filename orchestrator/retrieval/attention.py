@@ -57,10 +57,10 @@ def attention_maps(model: Model, items: Sequence[Item], block: int | None = None
     Args:
         model: a model whose vision tower keeps all patches of a frame.
         items: videos.
-        block: 1-based block; if None, the last one with frame fusion, or the last one if none has it.
+        block: 1-based block; if None, the last block with frame fusion, or the last block if no block has it.
 
     Raises:
-        ConfigError: for a tower without patches or with merged ones, or a block that does not exist.
+        ConfigError: for a tower without patches or with merged patches, or a block that does not exist.
     """
     tower, frames, pictures = _tower(model), *_frames(model, items)
     depth = len(tower.blocks)
@@ -118,7 +118,7 @@ def expert_weights(model: Model, items: Sequence[Item]) -> tuple[Tensor, dict[st
     """Return the videos' frames (V, T, H, W, 3) uint8, and gate -> expert -> its weight in each video (CAMoE, eq. 10).
 
     Raises:
-        ConfigError: if the model has no such gates.
+        ConfigError: if the model has no gates of experts.
     """
     modules = model.trained.method.named_modules()
     gates = {name.rpartition(".")[2]: module for name, module in modules if isinstance(module, Gate)}
@@ -141,7 +141,7 @@ def expert_weights(model: Model, items: Sequence[Item]) -> tuple[Tensor, dict[st
 def score_matrices(model: Model, number: int) -> tuple[Tensor, Tensor, list[str]]:
     """Return scores of captions and their videos, (V, V) before and after normalization, and the videos' names.
 
-    The captions are the first ones of the first `number` videos of the last task.
+    They are the first captions of the first `number` videos of the last task.
 
     Raises:
         ConfigError: if the method does not normalize scores, or the model's stream is not available.

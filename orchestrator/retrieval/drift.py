@@ -35,7 +35,7 @@ def text_drift(states: Iterable[Model], number: int) -> Drift:
 
     Args:
         states: the model after task 1, 2, ..., as from `jobs.load_model.load_task_checkpoints`.
-        number: queries per task, at most; equal ones count once.
+        number: queries per task, at most; equal captions count once.
 
     Raises:
         ConfigError: if there are fewer than two tasks.

@@ -11,7 +11,7 @@ from ctvr.orchestrator.video.thumbnails import captioned_strips
 class Hit:
     """One retrieved video. `rank` 1 matches best; `score` is the method's similarity, for most methods a cosine.
 
-    `path` is empty if only features of the video are here.
+    `path` is empty if only features of the video are available.
     """
 
     rank: int

@@ -60,8 +60,8 @@ class Block:
 class Model:
     """A trained method that can be queried: `model.search("a dog runs along a beach")`.
 
-    Without `videos`, the videos of its stream are searched. Their features are those that were stored when their task
-    was learned, if the run still has them; otherwise the model encodes them now.
+    By default, `search` uses the videos of the model's stream. Their features were stored when their task was learned.
+    If the run no longer has these features, the model encodes the videos now.
 
     Attributes:
         name: the name by which it was loaded.
@@ -107,7 +107,7 @@ class Model:
 
         Args:
             texts: one or several texts, or their vectors as for `search`.
-            task: 0-based task whose videos are searched, for methods that prompt by task; if None, the last.
+            task: 0-based task whose videos are searched, for methods that prompt by task; if None, the last task.
 
         Raises:
             ConfigError: for a text without words, or a task that the model has not learned.
@@ -182,7 +182,7 @@ class Model:
         return picture_of(item, self.places)
 
     def gallery(self) -> list[Block]:
-        """Return the videos that are searched without `videos`: a block for each task of the stream.
+        """Return the videos that `search` uses if `videos` is not given: a block for each task of the stream.
 
         Raises:
             ConfigError: if the stream is not available.
@@ -205,7 +205,7 @@ class Model:
         return self._own
 
     def set_gallery(self, blocks: Sequence[Block]) -> None:
-        """Search these videos, by features that were stored with the model; a block for each task."""
+        """Set the videos to search, with features that were stored with the model; a block for each task."""
         self._own = list(blocks)
 
     @torch.no_grad()
@@ -231,7 +231,7 @@ class Model:
         return topk(TiledScorer(method, asked, galleries, self.device), len(texts), columns, k, chunk)
 
     def _asked(self, texts: Queries, blocks: Sequence[Block]) -> Iterator[Tensor]:
-        """Yield features of texts: one for all blocks, or one for each if the method prompts by task."""
+        """Yield features of texts: one tensor for all blocks, or one per block if the method prompts by task."""
         tokens, kept = self._tokens(texts), dict[int, Any]()
         for block in blocks if self.trained.method.declared.task_conditioned_text else (None,):
             yield self._texts(tokens, block.task if block is not None else None, kept)
@@ -253,7 +253,7 @@ class Model:
             return self.trained.method.encode_video(frames).float().cpu()
 
     def frames_of(self, items: Sequence[Item]) -> Iterator[Tensor]:
-        """Yield normalized frames (B, T, 3, H, W) of videos in evaluation batches; missing ones are decoded.
+        """Yield normalized frames (B, T, 3, H, W) of videos in evaluation batches; missing frames are decoded.
 
         Raises:
             VideoError: if a file is not a readable video.
@@ -283,7 +283,7 @@ class Model:
         return self._others[names]
 
     def _without_broken(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
-        """Return the items of a folder that can be decoded; log the others.
+        """Return the items of a folder that can be decoded; log the other items.
 
         Raises:
             ConfigError: if none can be decoded.
@@ -298,7 +298,7 @@ class Model:
         return tuple(item for item in items if item.video not in broken)
 
     def _decode(self, items: Sequence[Item]) -> Broken:
-        """Decode the items that the store lacks; return those that cannot be decoded."""
+        """Decode the items that the store lacks; return the items that cannot be decoded."""
         frames = self.data(items).frames
         keys, unreadable = frames.keys(items)
         missing = [item for item, key in keys.items() if not self.store.has("frames", key)]

@@ -6,7 +6,7 @@
 
 The methods are those of mteb's `EncoderProtocol` (2.26). mteb itself is needed only for `mteb_model_meta`. Final
 normalization over the whole matrix (dual softmax) is omitted, because MTEB requests similarities in parts; a method
-that prompts by task encodes texts for its last one.
+that prompts by task encodes texts for its last task.
 
 Shapes: N inputs, T frames of a video, d joint embedding.
 """
@@ -52,7 +52,7 @@ class MtebEncoder:
                 of any number, from which T are selected as in training) or "text".
 
         Raises:
-            ConfigError: for a batch with neither, or with both.
+            ConfigError: for a batch with neither or both of these keys.
         """
         rows = [self._batch(batch) for batch in _with_decoders(inputs)]
         return torch.cat(rows).numpy()

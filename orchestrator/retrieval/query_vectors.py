@@ -1,4 +1,4 @@
-"""Vectors of queries for a model over imported features: those of the user, or of the text encoder that the card names.
+"""Vectors of queries for a model over imported features: from the user, or from the text encoder that the card names.
 
 Shapes: N queries, d' dimensions of a caption's vector.
 """
@@ -51,7 +51,7 @@ def check_one_embedder(method: Method, model: str) -> None:
     """Refuse query vectors for an upgraded method that also needs vectors by the old embedder.
 
     Raises:
-        ConfigError: for such a method.
+        ConfigError: if the method needs vectors by both embedders.
     """
     if isinstance(method, Upgraded) and method.queries == "both":
         fault = "needs vectors of a query by the old and the new embedder"
@@ -101,11 +101,7 @@ class QueryEncoder:
     _captions: tuple[dict[str, int], CaptionTable] | None = None
 
     def __call__(self, texts: list[str]) -> Tensor:
-        """Return vectors (N, d') of texts: imported vectors of captions of the stream, encoded ones of all other texts.
-
-        Raises:
-            ConfigError: if the card's encoder cannot be loaded, or its vectors differ from the stored ones.
-        """
+        """Return vectors (N, d') of texts: imported vectors for captions of the stream, and encoded for other texts."""
         if self.stream is None or not self.stream.text_features:
             raise self._refusal(texts[0], "its stream is not available")
         if self._captions is None:

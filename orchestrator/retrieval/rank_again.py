@@ -15,7 +15,7 @@ from ctvr.orchestrator.streams.query_rank import Rank
 
 
 def rank_again(model: Model, names: Collection[str], protocol: str) -> dict[str, tuple[Rank, Rank]]:
-    """Return query -> its rank among all videos and among those of its task. Only the captions are encoded.
+    """Return query -> its rank among all videos and among the videos of its task. Only the captions are encoded.
 
     Args:
         model: a model with the gallery of its first tasks (`jobs.load_model.load_task`).

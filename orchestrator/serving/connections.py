@@ -18,8 +18,9 @@ MAX_HEAD = 16 * 1024  # bytes of a request's first line and headers
 class Connection(H11Protocol):
     """A connection that is closed if its headers are too slow or too long.
 
-    If its address or all addresses together have as many connections as permitted, a new connection closes the one
-    that has waited longest for a request. So connections that do not send a request cannot lock out other clients.
+    If its address or all addresses together have as many connections as permitted, a new connection closes the
+    connection that has waited longest for a request. So connections that do not send a request cannot lock out other
+    clients.
     """
 
     _deadline: asyncio.TimerHandle | None = None
@@ -45,7 +46,7 @@ class Connection(H11Protocol):
         super().data_received(data)
 
     def handle_events(self) -> None:
-        """Parse the request, and end the time limit with its headers."""
+        """Parse the request, and end the time limit when its headers are complete."""
         super().handle_events()
         if self.conn.their_state is not h11.IDLE and self.cycle is not None and not self.cycle.response_complete:
             self._stop_waiting()

@@ -31,7 +31,7 @@ HEADERS = {  # headers of every response; the page adds its own Content-Security
 
 
 def read_token(host: str, file: Path | None) -> str:
-    """Return the token in `file` or, if no file is given, in the environment; "" if none is needed or given.
+    """Return the token in `file` or, if no file is given, in the environment; "" if no token is needed or given.
 
     Raises:
         ConfigError: if the token is too short, or is missing although other machines can reach the host.

@@ -1,6 +1,6 @@
-"""A trained model with the gallery that it encoded, as one immutable pair, and its replacement by a newer one.
+"""A trained model with the gallery that it encoded, as one immutable pair, and its replacement by a newer pair.
 
-A query reads the pair once and uses no other, so features of two models are never compared.
+A query reads the pair once and uses no other pair, so features of two models are never compared.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class EvaluationConfig:
         return bool(self.reencode or self.unlearned_tasks or self.also or self.distractors)
 
     def fixed_k(self, bank: int) -> int:
-        """Return k of the second k-NN accuracy, given `bank` training images of a task."""
+        """Return the constant k of the second k-NN accuracy (see `UCL`) for a task with `bank` training images."""
         if self.knn_share is None:
             return min(self.knn_k, bank)
         return max(1, round(self.knn_share * bank))

@@ -190,12 +190,12 @@ class Experiment:
 
     @property
     def sources(self) -> dict[str, str]:
-        """Map each setting with a given value to the source of that value; other settings are omitted."""
+        """Map each setting that a source sets to the name of the source; settings with default values are omitted."""
         return {name: source for source, settings in self.layers.items() for name in settings}
 
     @property
     def default_settings(self) -> Settings:
-        """Return the method's complete settings without those of the user, the stream and the presets."""
+        """Return the method's complete settings, without values from the user, the stream or the presets."""
         configs = {**GROUPS, "method": find_method(self.run.method).Config}
         if self.base is not None:
             configs["base"] = find_method(self.method.base).Config
@@ -239,7 +239,7 @@ class Experiment:
     def _has(self, fact: str) -> bool:
         """Return the result of the method's class method `fact`, given its result for the wrapped retriever.
 
-        Without training it is False.
+        If the run does not train, the result is False.
         """
         if not self.optim.epochs:
             return False
@@ -247,7 +247,7 @@ class Experiment:
         return bool(getattr(find_method(self.run.method), fact)(self.method, of_base))
 
     def check_plugins(self) -> None:
-        """Check the metrics, the optimizer and the mirror of other packages.
+        """Check the metrics, the optimizer and the mirror that the settings name.
 
         Raises:
             ConfigError: if one of them is unknown or cannot be loaded.

@@ -25,13 +25,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Plugins:
-    """The objects that a setting may name: the built-in ones, and those of other packages.
+    """The objects that a setting may name: built-in objects, and objects of other packages.
 
     Attributes:
-        kind: what they are, as one word.
+        kind: one word for such an object, for messages (`metric`).
         group: group of the entry points, after `ctvr.`.
         setting: name of the setting.
-        built_in: names of the built-in ones.
+        built_in: names of the built-in objects.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class Plugins:
             )
 
     def load(self, name: str) -> Callable[..., Any] | None:
-        """Return what a name means; None for a built-in name.
+        """Return the function or class that a name refers to; None for a built-in name.
 
         Raises:
             UntrustedCode: for a `MODULE:NAME` that the user does not trust.
@@ -98,7 +98,7 @@ class Plugins:
         }
 
     def _installed(self) -> dict[str, EntryPoint]:
-        """Return the entry points by name; of equal ones, `_find` refuses those that are used."""
+        """Return the entry points by name; if several packages share a name, `_find` refuses it."""
         return {point.name: point for point in entry_points(group=f"ctvr.{self.group}")}
 
     def _find(self, name: str) -> tuple[EntryPoint, bool]:

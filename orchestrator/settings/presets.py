@@ -36,9 +36,9 @@ def presets_of(method: str) -> dict[str, dict[str, Any]]:
 def with_recipe(method: str, presets: Sequence[str], recommended: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the presets in the order in which they apply: one recipe first, then the changes on top of it.
 
-    If `presets` contains no recipe, it is the one that the stream recommends, or `paper` if the method lacks that one.
-    A recipe is skipped if its number of frames differs from the stream's recommended `data.num_frames`. If the stream
-    does not recommend a recipe, none applies.
+    If `presets` contains no recipe, the stream's recommended recipe applies, or `paper` if the method lacks that
+    recipe. It is skipped if its number of frames differs from the stream's recommended `data.num_frames`. If the stream
+    does not recommend a recipe, no recipe applies.
 
     Args:
         method: name of a method or a configuration.
@@ -70,7 +70,7 @@ def _recommended_recipe(known: Mapping[str, Mapping[str, Any]], recommended: Map
 
 
 def configured(method: str, presets: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """Return the method of a configuration and the method's names of the presets, the defining preset first.
+    """Return a configuration's method, and the presets by their names in that method, the defining preset first.
 
     A method that is not a configuration is returned with unchanged presets.
 

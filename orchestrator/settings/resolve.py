@@ -37,7 +37,7 @@ def stored_capabilities(settings: Settings) -> Capabilities:
     """Return the capabilities of a stored run's method; defaults replace settings that this version does not accept.
 
     Raises:
-        ConfigError: for a method that cannot be loaded here.
+        ConfigError: for a method that cannot be loaded on this machine.
     """
     cls = get_method(str(settings["method"]))
     given = known_settings(cls.Config, select_prefix(settings, "method"))
@@ -58,10 +58,10 @@ def named_in(place: str) -> Iterator[None]:
 
 
 def check_domain(method: str, stream: Stream) -> None:
-    """Check that a method is for the domain of a stream.
+    """Check that a method supports the domain of a stream.
 
     Raises:
-        ConfigError: if it is not; the message names both and their domains.
+        ConfigError: if it does not; the message names both and their domains.
     """
     if (domain := get_method(method).domain) != stream.domain:
         remedy = {"videos": "clip4clip", "images": "image_finetune", "questions": "umt_qa"}[stream.domain]
@@ -103,7 +103,7 @@ def resolve_method(
         method: name of a method or a configuration.
         recommended: settings that the stream recommends.
         presets: names of presets.
-        given: settings that override all others, such as those of a table's row or the fixed ones of a search space.
+        given: settings that override all others, such as a table row's settings, or a search space's fixed settings.
     """
     overrides = {**(given or {}), "method": method, "stream": ""}
     return _resolve_layers(overrides, recommended, with_recipe(method, presets, recommended))
@@ -181,7 +181,7 @@ def build_experiment(
 
 
 def _optimizer_defaults(cls: type[Method], settings: Settings) -> Settings:
-    """Return `OPTIMIZER`, the defaults of `optim.*`, of a retriever or of the retriever that a strategy wraps."""
+    """Return the defaults of `optim.*` (`OPTIMIZER`) of a retriever, or of the retriever that a strategy wraps."""
     retriever = _find_base(cls, settings) if cls.wraps else cls
     return dict(retriever.OPTIMIZER) if retriever else {}
 

@@ -93,7 +93,7 @@ class DiskCache(_Copies):
         return len(sizes), sum(sizes)
 
     def _count(self, written: int) -> int:
-        """Return the bytes that all processes have written since the last eviction, rounded up to units."""
+        """Return the bytes that all processes have written since the last eviction, rounded up by `_UNIT`."""
         with open(self._written, "ab", opener=open_nonblocking) as file:
             file.write(b"." * -(-written // _UNIT))
             return file.tell() * _UNIT
@@ -101,8 +101,8 @@ class DiskCache(_Copies):
     def _evict(self, keep: str, is_full: bool = False) -> None:
         """Evict down to nine tenths of the limit, or to half of the current size if the disk `is_full`.
 
-        Only one of several processes evicts; the others continue. A twentieth of the disk is kept free, since Ray stops
-        starting tasks on a disk that is more than 95 % full.
+        Only one of several processes evicts; the other processes continue. A twentieth of the disk is kept free, since
+        Ray stops starting tasks on a disk that is more than 95 % full.
         """
         with contextlib.suppress(BlockingIOError), hold_lock(self.root.parent / ".evicting", wait=False):
             with contextlib.suppress(FileNotFoundError):

@@ -166,7 +166,7 @@ def _is_named(name: str, named: Collection[str]) -> bool:
 
 
 def _list_pack_keys(store: Store, entries: Sequence[Entry]) -> dict[str, frozenset[str]]:
-    """Return the keys in each pack by the name of the pack's object and of its record; empty for unreadable records."""
+    """Map the names of each pack's object and record to the keys in the pack; no keys if the record is unreadable."""
     names = [entry.name for entry in entries if split_name(entry.name)[0] == PACKS]
     records = [name for name in names if name.endswith(JSON)]
     with ThreadPoolExecutor(_READERS) as pool:

@@ -51,8 +51,8 @@ class RemoteObjects:
         """Check access to the bucket: write, list and remove a probe object.
 
         Raises:
-            ConfigError: if the bucket does not exist, the keys are refused, the server is unavailable, or it lets two
-                writers create the same key.
+            ConfigError: if the bucket does not exist, the keys are refused, the server is unavailable, or the server
+                lets two writers create the same key.
         """
         patient, self._objects = self._objects, _connect(self.uri, is_probe=True)
         folder = f"{PROBES}/{uuid.uuid4().hex}"

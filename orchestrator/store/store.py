@@ -315,7 +315,7 @@ class Store:
         return arrays
 
     def stamp(self, kind: str, key: str) -> Stamp | None:
-        """Return the stamp of the file that `get` mapped; None if the file does not exist."""
+        """Return the stamp (size and times) of the file that `get` mapped; None if the file does not exist."""
         return self._verified.get(f"{kind}/{key}{ARRAYS}")
 
     def is_unchanged(self, kind: str, key: str, stamp: Stamp | None) -> bool:

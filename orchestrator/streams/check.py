@@ -15,7 +15,7 @@ EXTRA_TOKENS = 3  # tokens besides one per ASCII character: start, end, leading 
 
 
 def check_stream(stream: Stream) -> str:
-    """Report missing videos, captions and files that several videos share, suspicious captions, and truncated ones."""
+    """Report missing videos, captions and files that several videos share, and suspicious or truncated captions."""
     lines = [check_videos(stream)]
     if stream.domain != "images":
         lines += [*_same_files(stream), *_films_of_both_sides(stream), *_odd_captions(stream)]
@@ -44,7 +44,7 @@ def _shared_captions(stream: Stream) -> Iterator[str]:
     """Report the highest R@k that the captions allow: if n videos share a caption, only k of them can be found.
 
     Captions are equal if their CLIP tokens are equal, or in a stream with text features if their texts are equal.
-    The gallery contains the test videos of all tasks; in the protocol cvlm, those of the caption's task.
+    The gallery contains the test videos of all tasks; in the protocol cvlm, the test videos of the caption's task.
     """
     read: Callable[[str], Hashable] = str if stream.text_features else clip_tokenizer().within
     parts = [task.test for task in stream.tasks]

@@ -80,7 +80,7 @@ def clip_tokenizer() -> ClipTokenizer:
 
 
 def _letters() -> dict[int, str]:
-    """Return the letter that the vocabulary uses for each byte: its own if printable, otherwise one above 255."""
+    """Return the letter of the vocabulary for each byte: the byte's own, or one above 255 if it is not printable."""
     own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in own]
     return {byte: chr(byte) for byte in own} | {byte: chr(256 + place) for place, byte in enumerate(others)}

@@ -8,7 +8,7 @@ is needed, so the boundaries are fixed when a stream is loaded, and equal for al
     x_i = mean of -ln p(w) over the words w of video i,   p(w) = (count(w) + 1) / (words + distinct words + 1)
     m_t = sum of x_i - mean(x_1 .. x_i) - DELTA over i <= t;   a change at t if m_t - min(m_1 .. m_t) > THRESHOLD
 
-Counts are those of the videos before i, since the last change. The test skips the first `LEAST` videos after a change.
+Counts cover the videos after the last change and before i. The test skips the first `LEAST` videos after a change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reader of JSON files, and validator of their values: an error is one line with the file, the place and a remedy."""
+"""Reader of JSON files and checks of their values: an error is one line with the file, the position and a remedy."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def _relevant(reader: Reader, item: dict[str, Any], where: str, captions: int) -
 
 
 def _check_relevant(reader: Reader, tasks: tuple[StreamTask, ...]) -> None:
-    """Require that relevant videos are in the split of their caption, because only these are searched together."""
+    """Require that relevant videos are in the split of their caption, because a caption searches only its split."""
     for split in SPLITS:
         items = [(task, item) for task in tasks for item in getattr(task, split)]
         ids = {item.video for _, item in items}

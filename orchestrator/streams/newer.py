@@ -19,8 +19,8 @@ def with_newer(stream: Stream, name: str, root: Path) -> Stream:
         root: the data folder, as in `load_stream`.
 
     Raises:
-        ConfigError: for an unknown stream, one without features, or with other videos, captions or tasks; the message
-            names the first difference.
+        ConfigError: for an unknown stream, a stream without features, or one with other videos, captions or tasks; the
+            message names the first difference.
     """
     if not name:
         return stream

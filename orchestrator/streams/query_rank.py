@@ -27,7 +27,7 @@ class Rank(NamedTuple):
     def read(cls, kept: Rank | list[int] | float) -> Rank:
         """Convert a stored rank, which JSON turns into a list, to a `Rank`.
 
-        Older runs stored `mean` only. A value x.5 is read as one equal candidate, and an integer as none.
+        Older runs stored `mean` only. A value x.5 is read as one equal candidate, and an integer as no equal candidate.
         """
         if isinstance(kept, (int, float)):
             return cls(int(kept) - 1, int(kept % 1 > 0))

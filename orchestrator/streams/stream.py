@@ -82,7 +82,7 @@ class Stream:
         return f"Stream({self.name}: {len(self.tasks)} tasks, {len({i.video for _, _, i in iter_items(self)})} videos)"
 
     def _repr_html_(self) -> str:
-        """Return the same line and a strip of frames of one test video of each task as HTML, for notebooks."""
+        """Return, as HTML for notebooks, the line of `__repr__` and a strip of frames of one test video per task."""
         from ctvr.orchestrator.video.thumbnails import captioned_strips
 
         first = [(task.name, task.test[0]) for task in self.tasks]
@@ -130,7 +130,7 @@ class Stream:
 
     @cached_property
     def method_tasks(self) -> tuple[StreamTask, ...]:
-        """Return the tasks as the method sees them: `tasks`, or the chunks of training videos made by `chunked`."""
+        """Return the tasks that the method gets: `tasks`, or the chunks of training videos made by `chunked`."""
         return tuple(part for parts in self._parts for part in parts)[self.learned :]
 
     @cached_property
@@ -145,7 +145,7 @@ class Stream:
     def method_task(self, index: int) -> int:
         """Return the index of the method's newest task when the videos of task `index` are stored.
 
-        Negative if the task precedes this method's first one (see `after`).
+        The index is negative if the task precedes this method's first task (see `after`).
         """
         return self._ends[index] - 1 - self.learned
 
@@ -215,9 +215,9 @@ class Stream:
     def blurred(self, percent: int) -> Stream:
         """Return the stream with blurry boundaries: a share of each task's training videos is learned in other tasks.
 
-        Each task gives `percent` % of its training videos (rounded down, drawn by their ids) to other tasks in turn.
-        Searched videos do not move. A task's categories include those of the videos it receives. Source: Bang et al.
-        (Rainbow Memory, CVPR 2021). The result is not a published benchmark, so `paper` is dropped.
+        Each task gives `percent` % of its training videos (rounded down, selected by a hash of their IDs) to other
+        tasks in turn. Searched videos do not move. A task's categories include those of the videos it receives. Source:
+        Bang et al. (Rainbow Memory, CVPR 2021). The result is not a published benchmark, so `paper` is dropped.
 
         Raises:
             ConfigError: for a stream of one task, or without captions.
@@ -244,11 +244,11 @@ class Stream:
         return replace(self, name=f"{self.name}_blurry{percent}", tasks=tuple(made), paper=None)
 
     def chunked(self, count: int) -> Stream:
-        """Return the stream with boundaries that the method does not know: it sees `count` chunks as tasks.
+        """Return the stream with boundaries that the method does not know: it gets `count` chunks as tasks.
 
-        The training videos arrive task by task, within a task in a pseudo-random order given by their IDs, and are cut
-        into chunks whose sizes differ by at most one. A chunk is learned in the task in which its last video arrives.
-        Searched videos do not move. The result is not a published benchmark, so `paper` is dropped.
+        The training videos arrive task by task. Within a task, their IDs determine a pseudo-random order. The videos
+        are cut into chunks whose sizes differ by at most one. A chunk is learned in the task in which its last video
+        arrives. Searched videos do not move. The result is not a published benchmark, so `paper` is dropped.
 
         Raises:
             ConfigError: for a stream without captions, and if no chunk is complete at the end of the first task.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def survivors_note(lost: int, left: int) -> str:
-    """Format the bounds on the available videos' recall, given a recall of P % on all; "" if no video is lost.
+    """Format the bounds on the recall on available videos if the recall on all videos is P %; "" if no video is lost.
 
     The lower bound assumes that all lost captions were hits. A smaller gallery cannot turn a hit into a miss, but may
     turn any miss into a hit, so the upper bound is 100 %.

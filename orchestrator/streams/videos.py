@@ -1,4 +1,4 @@
-"""Finding a stream's video files, reporting missing ones, and dropping their items."""
+"""Finding a stream's video files, reporting missing files, and dropping their items."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def drop_videos(stream: Stream, missing: Iterable[Item]) -> Stream:
             )
             if items and not kept[split]:
                 raise ConfigError(
-                    f"all {len(items)} {split} videos of {task.name} in {stream.name} are missing, the first one "
+                    f"all {len(items)} {split} videos of {task.name} in {stream.name} are missing, the first "
                     f"at {items[0].path}",
                     "data.skip_missing",
                     remedy="Correct the videos folder.",

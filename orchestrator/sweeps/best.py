@@ -42,14 +42,14 @@ FREE |= {"tracking.mirror", "tracking.keep_checkpoints"}  # settings that may di
 def best_of(stream: str, complete: Sequence[RunRecord]) -> RunRecord | None:
     """Return the run that searches chose last as the best of a stream; None if no search has chosen a run.
 
-    A run whose method cannot be loaded here is skipped, and the previous best is used.
+    A run whose method cannot be loaded on this machine is skipped, and the previous best is used.
     """
     known = [run for run in complete if run.tags.get(SINCE) and run.tags.get("ctvr.stream") == stream]
     return max(filter(can_be_asked, known), key=lambda run: float(run.tags[SINCE]), default=None)
 
 
 def can_be_asked(run: RunRecord) -> bool:
-    """Return whether a run's model can answer queries: its method can be loaded here and is not an upper bound."""
+    """Return whether a run's model can answer queries: its method can be loaded and is not an upper bound."""
     try:
         with named_in(f"run {run.name}"):
             return not stored_capabilities(run.settings).reencodes_gallery
@@ -89,10 +89,7 @@ def _beats(tracker: Tracker, chosen: RunRecord, holder: RunRecord, complete: Seq
 
 
 def evidence(run: RunRecord, complete: Sequence[RunRecord]) -> list[RunRecord]:
-    """Return the runs by which a run's settings were selected: a confirmation's, else trials and validation runs.
-
-    A confirmation is preferred because its seeds are new; a trial's seed was selected together with its settings.
-    """
+    """Return the runs that selected a run's settings: those of its confirmation, else trials and validation runs."""
     alike = [other for other in complete if _candidate(other) == _candidate(run)]
     alike = [other for other in alike if split_of(other) == "val" or any(other.tags.get(tag) for tag in CHOSE)]
     confirmed = [other for other in alike if other.tags.get("ctvr.confirms")]

@@ -154,7 +154,7 @@ def is_near_chance(runs: Sequence[RunRecord], ranks: Mapping[str, Ranks], metric
 
 
 def _cause(result: Result, table: ClaimTable, folder: Path) -> str:
-    """Return a text on the cause of a failed claim if another table in `folder`, without the cause, changes it."""
+    """Return a text on the cause of a failed claim, if a table of `folder` without that cause has another verdict."""
     for cause in read_causes() if result.verdict in FAILED else ():
         if result.claim.claim not in cause.claims:
             continue

@@ -142,7 +142,7 @@ class SweepPlan:
         return max((search.epochs for search in self.searches.values()), default=0) or len(self.stream.tasks)
 
     def fit_to(self, max_trials: float) -> SweepPlan:
-        """Return the plan with a number of brackets or a lag that suits a cluster of `max_trials` concurrent trials.
+        """Return the plan with brackets or a `search.lag` that suit a cluster of `max_trials` concurrent trials.
 
         Both become part of the request, which plan.json records. The plan is returned unchanged if the user set them,
         or if no row is searched.
@@ -202,7 +202,7 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> SweepPlan:
 
 
 def _fit_baselines(request: SweepRequest, stream: Stream, workers: int) -> tuple[str, ...]:
-    """Return the checked baselines that can run; untrained ones cannot if the widths of imported features differ."""
+    """Return the checked baselines that can run: if feature widths differ, untrained baselines cannot."""
     kept = []
     for word in baseline_rows(request.baselines):
         made = baseline(word, stream, request.stream, shared_overrides(request.overrides), workers)

@@ -88,7 +88,9 @@ def describe_searcher(search: SearchConfig, trials: int) -> str:
 
 
 def describe_choice(plan: SweepPlan, places: int) -> list[str]:
-    """Return a line with the faster and the better informed way to search, if the cluster is large for the search.
+    """Return a line with two options for a search, if the cluster is large for it.
+
+    The first option is faster. In the second option, more trials are suggested from earlier results.
 
     Args:
         plan: the sweep.

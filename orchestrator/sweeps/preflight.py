@@ -202,7 +202,7 @@ def check_hours(hours: float | None) -> None:
 
 
 def forbid_seed(words: Iterable[str]) -> None:
-    """Check that `seed` is neither fixed nor searched, since a search must not select a seed and reruns use new ones.
+    """Check that `seed` is neither fixed nor searched, since a search must not select a seed and reruns use new seeds.
 
     Raises:
         ConfigError: if `seed` is among `words`, the names of the settings.

@@ -218,7 +218,7 @@ def rerun(
 
     Raises:
         ConfigError: for an argument out of range, or a sweep or baseline that cannot be rerun.
-        RunsFailed: if runs failed; the message has the table of the others.
+        RunsFailed: if runs failed; the message has the table of the other runs.
     """
     for option, value in (("--top", top), ("--seeds", seeds)):
         if value < 1:
@@ -277,7 +277,7 @@ def execute_rerun(
         keep_model: whether to upload the trained models to MLflow.
 
     Raises:
-        RunsFailed: if runs failed; the message has the table of the others.
+        RunsFailed: if runs failed; the message has the table of the other runs.
     """
     experiments = [run.experiment for run in runs]
     ready = prepare_all(experiments, execution, ("train", "test"), curve=False)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def generate_name(what: str) -> str:
     """Return `what`, the date and time, and four random hex digits, e.g. shapes-5-1125-093101-7be2.
 
-    The digits distinguish sweeps that a shell loop or a job array starts in the same second, since a sweep has only its
-    name as a key in MLflow, in folders and for `--resume`.
+    The digits distinguish sweeps that a shell loop or a job array starts in the same second. The name is the only key
+    of a sweep in MLflow, in folders and for `--resume`.
     """
     return f"{what}-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 

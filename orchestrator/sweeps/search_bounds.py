@@ -46,7 +46,7 @@ def apply_conditions(
     Args:
         space: Ray Tune domain of each setting.
         conditions: for a conditional setting, another setting and its values with which the first is searched.
-        fixed: settings of a trial, except the searched ones.
+        fixed: settings of a trial, except the searched settings.
         listed: settings of `--space`; if one of them would never be searched, it is an error.
 
     Raises:

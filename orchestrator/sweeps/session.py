@@ -88,7 +88,7 @@ def _close_open_runs(tracker: Tracker, parents: Sequence[str]) -> None:
 
 
 def flush_outbox(tracker: Tracker) -> int:
-    """Send the workers' unsent records to MLflow, with retries while it restarts; return the number of unsent ones."""
+    """Send the workers' unsent records to MLflow, with retries while it restarts; return how many remain unsent."""
     until = time.monotonic() + MLFLOW_SECONDS
     while (left := tracker.flush()[1]) and time.monotonic() < until:
         time.sleep(2)

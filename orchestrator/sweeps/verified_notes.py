@@ -1,4 +1,4 @@
-"""Footnotes of table rows on the authors' release that a method equals, and on settings that differ from it."""
+"""Footnotes of table rows on the authors' release that a method reproduces, and on settings that differ from it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def with_verified(table: Table, runs: Sequence[RunRecord]) -> Table:
 
 
 def verified_note(run: RunRecord) -> str:
-    """Return a footnote on the release that a run's method equals, and the run's differences from it; "" if none."""
+    """Return a footnote on the release that a run's method reproduces, and the run's differences; "" if none."""
     return "; ".join(_note(run, entry) for entry in of_method(method_of(run)))
 
 

@@ -1,8 +1,8 @@
 """The second embedded stream: five small data sets, one after the other (protocol of BMU-MoCo).
 
 Each task is a whole data set with its own places, motions, vocabulary, camera and caption style, in the order VATEX,
-ActivityNet, MSR-VTT, DiDeMo, MSVD. The data sets imitate properties that distinguish the published ones
-(paragraphs or several short captions, steady or shaking cameras, letterbox, poor color, coarse pixels), not their
+ActivityNet, MSR-VTT, DiDeMo, MSVD. The data sets imitate properties that distinguish the published data
+sets (paragraphs or several short captions, steady or shaking cameras, letterbox, poor color, coarse pixels), not their
 content.
 """
 
@@ -218,7 +218,7 @@ class Shot:
 
 
 def draw_shot(data_set: int, action: int, rng: Generator) -> Shot:
-    """Draw a random clip of one category of one data set."""
+    """Return a random clip of one category of one data set."""
     source = DATA_SETS[data_set]
     first, second = (str(c) for c in rng.permutation(source.colours())[:2])
     shape, other = (str(s) for s in rng.permutation(list(source.nouns))[:2])
@@ -289,7 +289,7 @@ def _plan_category(seed: int, data_set: int, action: int) -> Iterator[tuple[str,
 def _new_take(
     data_set: int, action: int, backward: bool, rng: Generator, used: set[str]
 ) -> tuple[Shot, tuple[str, ...]]:
-    """Draw a clip with as many captions as its data set has, none of them in `used`; add them to `used`."""
+    """Return a random clip with its captions, as many as in its data set and none in `used`; add them to `used`."""
     wanted = DATA_SETS[data_set].captions
     for _ in range(1000):
         take = draw_shot(data_set, action, rng)

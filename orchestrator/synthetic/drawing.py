@@ -250,7 +250,7 @@ def background(name: str, rng: Generator, size: int) -> Pixels:
 
 
 def shade(rng: Generator, colour: str, spread: float = 14.0) -> Array:
-    """Draw a shade of a named color, (3,) in 0..255: the reference value plus normal noise."""
+    """Return a random shade of a named color, (3,) in 0..255: the reference value plus normal noise."""
     return np.clip(np.asarray(COLOURS[colour], np.float64) + rng.normal(0, spread, 3), 0, 255)
 
 

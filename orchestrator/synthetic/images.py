@@ -1,7 +1,7 @@
 """The embedded image stream: ten painted patterns as classes, in five tasks of two, without captions.
 
 A class is a pattern of two tints: rows, columns, spots and so on. Crops, flips, jitter and conversion to gray
-preserve it. Tints, their order, the number and position of repetitions, a small tilt and grain are drawn for each
+preserve it. Tints, their order, the number and position of repetitions, a small tilt and grain are random in each
 image, so that color and neighboring pixels do not suffice to identify the class. The images of a class in a split are
 one array.
 

@@ -2,7 +2,7 @@
 
 It has the five tasks of `shapes-5` (four places each) and their videos. Each clip has questions about the color of
 its main thing (by its shape), its shape (by its color), and its place. Colors and shapes are answers in all tasks,
-places in only one. The two things of a clip differ in color and shape, so that every question has one answer.
+places in only one task. The two things of a clip differ in color and shape, so that every question has one answer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def render_questions(root: Path, videos: bool = True) -> dict[str, Any]:
 
 
 def make_questions(scene: Scene) -> dict[str, str]:
-    """Return the questions of a scene with their answers; if an attribute changes, ask about the other object."""
+    """Return the questions of a scene with their answers; if an attribute changes, they are about the other object."""
     category = CATEGORIES[scene.category]
     of_colour = scene.other if category.motion == "recolour" else scene.main
     of_shape = scene.other if category.motion == "morph" else scene.main

@@ -1,7 +1,7 @@
 """The categories and the grammar of the embedded stream: the event of a clip and its captions.
 
 A category is a place, a kind of motion, a camera and a vocabulary. Two nouns are unique to it; five more are shared by
-all categories but name another shape in each one, so that a later task contradicts an earlier one unless the model
+all categories but name another shape in each one, so that a later task contradicts an earlier task unless the model
 takes the place into account.
 """
 
@@ -30,7 +30,7 @@ FLAT_SPIN = ("circle", "ring")  # shapes whose rotation is invisible
 
 @dataclass(frozen=True)
 class Category:
-    """A category. In its phrases A is the main object, B the other; A turns into color C and shape D."""
+    """A category. In its phrases A is the main object, B the other object; A turns into color C and shape D."""
 
     name: str
     place: str
@@ -106,7 +106,7 @@ class Scene:
 
 
 def pick(rng: Generator, items: Sequence[T]) -> T:
-    """Return one of the items, drawn uniformly."""
+    """Return one of the items, chosen uniformly at random."""
     return items[int(rng.integers(len(items)))]
 
 
@@ -121,7 +121,7 @@ def palette(category: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 @cache
 def vocabulary(category: int) -> Mapping[str, str]:
-    """Return shape -> this category's noun for it: two unique nouns and three shared ones."""
+    """Return shape -> this category's noun for it: two unique nouns and three shared nouns."""
     nouns = {shape: noun for noun, shape in CATEGORIES[category].nouns.items()}
     shared = np.random.default_rng(3000 + category).permutation(list(SHARED_NOUNS))
     unnamed = [shape for shape in palette(category)[1] if shape not in nouns]
@@ -139,7 +139,7 @@ def camera_of(category: int, seed: int) -> Camera:
 
 
 def draw_scene(category: int, rng: Generator) -> Scene:
-    """Draw a random scene of a category with its two captions."""
+    """Return a random scene of a category with its two captions."""
     colours, shapes = palette(category)
     colour, shape = pick(rng, colours), pick(rng, shapes)
     other_colour = pick(rng, [c for c in colours if c != colour])

@@ -36,7 +36,7 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Share:
-    """Numbers of scenes per category in a split: shown in both directions (`twins`) or in one (`singles`)."""
+    """Numbers of scenes per category in a split: shown in both directions (`twins`) or in one direction (`singles`)."""
 
     key: int  # part of the seed of its scenes
     twins: int
@@ -101,7 +101,7 @@ def plan(seed: int) -> tuple[tuple[Clip, dict[str, Any]], ...]:
 def _plan_split(
     seed: int, category: int, split: str, share: Share, captions: set[str]
 ) -> Iterator[tuple[Clip, dict[str, Any]]]:
-    """Yield the clips of one category in one split; captions in the given set are not reused; new ones are added."""
+    """Yield the clips of one category in one split; `captions` are not reused, and new captions are added to them."""
     seen: set[tuple[str, ...]] = set()
     name = CATEGORIES[category].name
     for number in range(share.twins + share.singles):
@@ -121,7 +121,7 @@ def _plan_split(
 def _new_scene(
     key: list[int], category: int, directions: tuple[bool, ...], captions: set[str], seen: set[tuple[str, ...]]
 ) -> Scene:
-    """Draw scenes from this key until captions and pair of objects are new; record both."""
+    """Generate scenes from the seed `key` until captions and pair of objects are new; record both."""
     for attempt in range(1000):
         scene = draw_scene(category, np.random.default_rng([*key, attempt]))
         things = (scene.main.colour, scene.main.shape, scene.other.colour, scene.other.shape)

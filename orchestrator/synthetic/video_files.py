@@ -2,7 +2,7 @@
 
 The folder of the clips contains `digest.json`: for every clip the sha256 of its file and of its pixels before encoding.
 Files are written under another name and renamed, `digest.json` last. Concurrent processes wait for each other if the
-file system has locks, and otherwise overwrite files with equal ones.
+file system has locks, and otherwise overwrite files with equal files.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A world consists of three places, five colors, a camera, a name, a verb for each axis of motion and a meaning for each
 noun. The nouns and the words for places are the same in all worlds. With `conflict` they name another shape and another
-place in each world, so that a later task contradicts an earlier one. A clip and its reversal hold the same frames;
+place in each world, so that a later task contradicts an earlier task. A clip and its reversal hold the same frames;
 their captions differ in the direction only.
 """
 
@@ -159,7 +159,7 @@ class Scene:
         return np.stack([still, middle, radius * (0.45 + u)], axis=1)
 
     def _beside(self, rng: Generator, across: float) -> list[Sprite]:
-        """Return the static sprites: the distractors and the other object, away from the main one."""
+        """Return the static sprites: the distractors and the other object, away from the main object."""
         colours = world(self.world).colours
         things = [self._sprite(rng, pick(rng, SHAPES), pick(rng, colours)) for _ in range(self.distractors)]
         other = self._sprite(rng, self.other_shape, self.other_colour)
@@ -185,7 +185,7 @@ class Scene:
 
 
 def draw_scene(index: int, dials: Dials, rng: Generator) -> Scene:
-    """Draw a random scene of a world; its two things differ in color and shape."""
+    """Return a random scene of a world; its two things differ in color and shape."""
     here = world(index)
     colour, other_colour = (str(c) for c in rng.permutation(here.colours)[:2])
     shape, other_shape = (str(s) for s in rng.permutation(SHAPES)[:2])

@@ -83,7 +83,7 @@ def render_worlds(
 ) -> dict[str, Any]:
     """Render the videos below `root` unless they exist, and return the stream's manifest.
 
-    Longer streams begin with the worlds of shorter ones. Each folder has five:
+    Longer streams begin with the worlds of shorter streams. Each folder has five worlds:
     `root/worlds-v1-seed<seed>/worlds-01-05/<world>`.
     Arguments, errors and the manifest are those of `stream.render_stream`, except for `dials`.
     """
@@ -128,7 +128,7 @@ def plan(index: int, dials: Dials, seed: int) -> tuple[tuple[str, Clip, dict[str
 def _plan_split(
     index: int, split: str, dials: Dials, seed: int, used: set[str]
 ) -> Iterator[tuple[Clip, dict[str, Any]]]:
-    """Yield the clips of a split; a caption in the given set is not used again, and new ones are added."""
+    """Yield the clips of a split; a caption in the given set is not used again, and new captions are added."""
     key, count = DRAWN[split]
     count = dials.pairs if split == "train" else count
     twins = round(dials.motion * count / 2)
@@ -151,7 +151,7 @@ def _plan_split(
 def _new_scene(
     key: list[int], index: int, directions: tuple[bool, ...], dials: Dials, used: set[str]
 ) -> tuple[Scene, list[str]]:
-    """Draw the first scene of this key whose captions are new; twins have the same words except the direction."""
+    """Return the first scene of the seed `key` whose captions are new; twins have equal words except the direction."""
     for attempt in range(2000):
         seeds = [*key, attempt]
         scene = draw_scene(index, dials, np.random.default_rng(seeds))

@@ -120,7 +120,7 @@ def build(
     """
     complete = [record for record in records if record.tags.get("ctvr.complete") == "true"]
     if not complete:
-        raise ConfigError(f"none of the {len(records)} runs is complete. `make ui` shows their progress.", "table")
+        raise ConfigError(f"none of the {len(records)} runs is complete. `ctvr ui` shows their progress.", "table")
     ranks = {record.run_id: found for record in complete if (found := read_ranks(tracker, record.run_id))}
     return tables(records, ranks, papers_of, direction, split, of_stream)
 
@@ -177,7 +177,7 @@ def _notes(rows: Sequence[Row], runs: Sequence[RunRecord], direction: Direction,
 
 
 def seconds_of(run: RunRecord) -> float:
-    """Return the seconds that a run spent on training and evaluation. A task adopted from another run counts as 0.
+    """Return the seconds that a run spent on training and evaluation. A task adopted from another run adds 0.
 
     The start-up of the run's processes is not counted.
     """
@@ -262,7 +262,7 @@ def _matrix(runs: Sequence[RunRecord], suffix: str) -> list[list[float]]:
 
 
 def _per_task(runs: Sequence[RunRecord]) -> dict[str, Value]:
-    """Return the final R@1 of each task in its own gallery, the loss since it was learned, and `CURRENT` and `OWN`."""
+    """Return the final R@1 of each task in its own gallery, the R@1 lost since, and `CURRENT` and `OWN`."""
     found: dict[str, Value] = {}
     learned: list[list[float]] = []  # task -> R@1 of every seed just after it was learned
     final: list[list[float]] = []  # task -> R@1 of every seed after the last task

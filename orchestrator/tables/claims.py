@@ -14,8 +14,8 @@ difference between the two rows among the data sets of the paper. It is 0 if the
 one of the data sets contradicts the claim. Instead of `effect`, a claim may have `margin` (the row is worse by less
 than that percentage) or `at_most` (the largest ratio of the row's cost to the base row's cost).
 
-`settings` (and `stream`, if given) remove a cause. The claim is tested again with these. The cause is printed only if
-that test was run and has another verdict.
+`settings` (and `stream`, if given) remove a cause. The claim is tested again with these settings. The cause is printed
+only if that test was run and has another verdict.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def read_causes() -> tuple[Cause, ...]:
 def chosen(names: Sequence[str], images: bool = False) -> list[Claim]:
     """Return the claims with these names (if none is given, all) that a stream with captions can test.
 
-    If `images`, return those that a stream of images without captions can test.
+    If `images`, return the claims that a stream of images without captions can test.
 
     Raises:
         ConfigError: for an unknown name, or a claim for the other kind of stream.
@@ -202,7 +202,7 @@ def _row(table: str, name: str) -> TableRow:
 
 
 def _runs(row: TableRow) -> str:
-    """Return the part of a row that determines its runs as JSON text, without the name and the notes."""
+    """Return, as JSON text, the part of a row that determines its runs: all except the name and the notes."""
     parts = dataclasses.asdict(row)
     return json.dumps([parts[key] for key in ("method", "presets", "settings", "on", "only")], sort_keys=True)
 

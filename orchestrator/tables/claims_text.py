@@ -42,7 +42,7 @@ def list_text() -> str:
 
 
 def counts(results: Sequence[Result]) -> str:
-    """Return a line with the number of claims of each verdict, and of those that hold with q < 0.05."""
+    """Return a line with the number of claims of each verdict, and of claims that hold with q < 0.05."""
     found = Counter(result.verdict for result in results)
     named = [f"{found[verdict]} {verdict}" for verdict in ORDER]
     sure = sum(result.verdict == "holds" and result.q < LEVEL for result in results)

@@ -53,7 +53,7 @@ def average_incremental(runs: Sequence[RunRecord]) -> dict[str, Value]:
 
 
 def _summed(runs: Sequence[RunRecord], keys: Sequence[str]) -> list[tuple[int, float, float]]:
-    """Return (step, mean, standard deviation) over runs of the sum of metrics `keys`. A step may lack some of them."""
+    """Return (step, mean, standard deviation) over runs of the sum of metrics `keys`. A step may lack some metrics."""
     wholes: list[dict[int, float]] = [{} for _ in runs]
     for whole, run in zip(wholes, runs):
         for step, value in (point for key in keys for point in run.metrics[key]):
@@ -68,8 +68,8 @@ def training(runs: Sequence[RunRecord]) -> dict[str, tuple[tuple[int, float, flo
 
     Epochs count from 1 over all tasks. The result is {} if the method does not log such a metric. It is also {} if task
     boundaries are hidden, because figures need equally many epochs per task. Runs of version 0.2 or older also logged
-    these metrics after each task, at a step that is not the end of an epoch. Losses lack a value at such a step, so it
-    is skipped.
+    these metrics after each task, at a step that is not the end of an epoch. Losses lack a value at such a step, so the
+    step is skipped.
     """
     if any(cut in runs[0].tags.get("ctvr.stream", "") for cut in ("_chunks", "_drift")):
         return {}

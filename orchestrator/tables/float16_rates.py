@@ -15,7 +15,7 @@ TEXT = "{settings}: published for float16 weights; at this rate, float32 weights
 
 
 def float16_note(settings: Mapping[str, Any]) -> str:
-    """Return the footnote of a run with these flat settings, or "" if no setting has such a learning rate."""
+    """Return the footnote of a run with these flat settings, or "" if no setting has a learning rate in `FLOAT16`."""
     found = []
     for group, method in (("method", settings.get("method")), ("base", settings.get("method.base"))):
         for name, rate in FLOAT16.get(str(method), {}).items():

@@ -101,7 +101,8 @@ def has_access(run: RunRecord, fact: str) -> bool:
 def _has_access(run: RunRecord, fact: str, group: str, name: str, of_base: bool = False) -> bool:
     """Return whether `fact` is true of method `name` with the settings of `group`, or with its defaults.
 
-    The defaults are used if the settings are not valid in this version. `of_base` is the value of the base method.
+    The defaults are used if the settings are not valid in this version. `of_base` is the value of `fact` for the base
+    method.
     """
     cls = find_method(name)
     config: Any = cls.Config()
@@ -146,7 +147,7 @@ def trials_of(run: RunRecord) -> int | None:
 
 
 def by_hand(run: RunRecord) -> str:
-    """Return the number of trials by hand of the recipe `EMBEDDED` as text, or "" if the run does not use it."""
+    """Return, as text, the number of trials by hand for the recipe `EMBEDDED`; "" if the run does not use it."""
     if EMBEDDED not in run.tags.get("ctvr.presets", "").split(","):
         return ""
     names = [str(run.settings.get(name, "")) for name in ("method", "method.base")]

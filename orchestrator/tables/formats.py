@@ -1,4 +1,4 @@
-"""Formatting of result tables as Markdown, LaTeX (booktabs) or CSV. Files are not written here."""
+"""Formatting of result tables as Markdown, LaTeX (booktabs) or CSV. write.py writes the files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def to_latex(tables: Table | Sequence[Table]) -> str:
 
 
 def to_csv(tables: Table | Sequence[Table]) -> str:
-    """Return CSV text with a line for each row: our values, the published ones, their differences, all other metrics.
+    """Return CSV text with a line for each row: our values, published values, their differences, all other metrics.
 
     Text that a spreadsheet would evaluate as a formula is prefixed with an apostrophe.
     """

@@ -108,7 +108,7 @@ def share_curve(means: Mapping[str, Value]) -> list[tuple[float, float, float]]:
 def reencoding_curve(means: Mapping[str, Value]) -> list[tuple[float, float, float]]:
     """Return (10^9 multiply-adds spent on re-encoding, mean R@1, std) by share, or [] if a cost is unknown.
 
-    A method that re-encodes old videos by itself has only one point, whose cost is that of all old videos.
+    A method that re-encodes old videos by itself has only one point, at the cost of re-encoding all old videos.
     """
     macs = means.get("cost/video_gmacs")
     shares = sorted(int(match[1]) for metric in means if (match := SHARE.fullmatch(metric)))

@@ -10,8 +10,8 @@ where V_both is the variance of the interaction of videos and replicates, which 
 The degrees of freedom follow Satterthwaite (1946): df = 2 V^2 / (Var V_videos + Var U), where Var U is the variance of
 U if V_replicates has a scaled chi-square distribution.
 
-V_replicates is a moderated variance (Smyth 2004). It is a weighted mean of the row's own variance and of the mean
-variance of all rows of the table or page. The weights are the degrees of freedom of the row's variance, and `PRIOR`.
+V_replicates is a moderated variance (Smyth 2004). It is a weighted mean of two variances: the row's own, and the
+mean over all rows of the table or page. The weights are the degrees of freedom of the row's variance, and `PRIOR`.
 `PRIOR` is reduced if the row's own variance is unusually large (Phipson et al. 2016).
 
 p and interval use the same distribution. It is Student's t for two rows. For the rows of a table, whose best row
@@ -69,17 +69,17 @@ def differences(
 ) -> list[Difference]:
     """Return R@1 of each row minus that of row `best` in points, with simultaneous 95 % intervals and two-sided p.
 
-    A trained row with one seed uses the variance over seeds of the other rows. If all have one seed, no interval is
-    known.
+    A trained row with one seed uses the variance over seeds of the other rows. If all trained rows have one seed, no
+    interval is known.
 
     Args:
         rows: chances (Q,) or (S, Q) of each row, in [0, 1], that a query finds its video first (`Rank.first`): the
             same queries in the same order.
-        videos: (Q,) the video that each query describes; default: a different one for each query.
+        videos: (Q,) the video that each query describes; default: a different video for each query.
         tasks: (Q,) the task of each query, if R@1 is the mean over tasks (CVLM).
         orders: the task order of each run of each row; rows are paired by order. If None, all runs have one order.
         fixed: for each row, whether it lacks trained parameters, so that all seeds give the same result.
-        family: the comparisons for which p and interval are simultaneous; default: of all rows with the best one.
+        family: the comparisons for which p and interval are simultaneous; default: all rows with the best row.
 
     Raises:
         ValueError: if the numbers of queries or the orders differ, a task has fewer than two videos, or a chance is
@@ -108,7 +108,7 @@ def differences(
 
 
 def compare_over_seeds(rows: Sequence[Sequence[float] | np.ndarray], family: Family | None = None) -> list[Difference]:
-    """Return the mean of each row minus that of the first, for a metric with one value per seed.
+    """Return the mean of each row minus the mean of the first row, for a metric with one value per seed.
 
     The first row counts as selected in advance, unless `family` is given. Intervals are over seeds only, for fixed test
     items. If the values of all seeds are equal, no interval is known.
@@ -129,7 +129,7 @@ def paired_changes(
     """Return R@1 after minus R@1 before of each row, in points, for two galleries searched with the same captions.
 
     The 95 % intervals are over test videos and seeds, and each is for one row. A row with one seed uses the variance
-    over seeds of the other rows. If all have one seed, its interval is over videos only.
+    over seeds of the other rows. If all rows have one seed, its interval is over videos only.
 
     Args:
         rows: of each row, two arrays (S, Q), before and after: chances in [0, 1] that a caption finds its video first.
@@ -225,7 +225,7 @@ def of_seeds(rows: Sequence[tuple[int, float | np.ndarray, float | np.ndarray]],
 
     Args:
         rows: of each row, the number of seeds (0: not trained), and the two variances from `_over_replicates`.
-        best: the row that is subtracted from the others. If None, the rows are differences already.
+        best: the row that is subtracted from the other rows. If None, the rows are differences already.
     """
     known = [index for index, (seeds, _, _) in enumerate(rows) if seeds > 1]
     if not known:
@@ -250,7 +250,7 @@ def _prior(seen: np.ndarray, df: np.ndarray) -> np.ndarray:
     """Return the prior degrees of freedom (J, ...) of the J variances `seen`, which have `df` (J, ...) degrees.
 
     They are `PRIOR`, except for an outlier: a variance whose probability, given the other rows, is below
-    `OUTLIER_PROBABILITY`. An outlier has fewer, in proportion to that probability (Phipson et al. 2016).
+    `OUTLIER_PROBABILITY`. An outlier has fewer degrees, in proportion to that probability (Phipson et al. 2016).
     """
     rest = df.sum() - df
     if not rest.any():
@@ -263,7 +263,7 @@ def _prior(seen: np.ndarray, df: np.ndarray) -> np.ndarray:
 def _of_orders(runs: np.ndarray, best: int, cluster: np.ndarray, parts: Sequence[np.ndarray]) -> Spread | None:
     """Return the variances over task orders of rows (K, O, Q), or None for one order.
 
-    They are the variance of the paired difference of each row, and that of all other contrasts.
+    They are the variance of the paired difference of each row, and the variance of all other contrasts.
     """
     rows, orders, _ = runs.shape
     if orders < 2:

@@ -99,7 +99,7 @@ class Family:
 
 @lru_cache(maxsize=64)
 def _largest(rows: int, is_chosen: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return points and weights of the distribution of a difference of `rows` standard normal values over sqrt(2).
+    """Return points and weights of the distribution of a difference among `rows` standard normal values, over sqrt(2).
 
     If `is_chosen`, the difference is the range of the values. Otherwise it is the absolute difference between one value
     and the largest of the others.

@@ -41,7 +41,7 @@ PapersOf = Callable[["RunRecord"], Sequence[PaperRun]]
 
 
 def beside_paper(row: Row, run: RunRecord, papers: Sequence[PaperRun]) -> Row:
-    """Return the row with the numbers of a paper run of equal settings, or with its differences from the first one.
+    """Return the row with the numbers of a paper run of equal settings, or with its differences from the first run.
 
     Args:
         row: the row that averages `run` and its other seeds.
@@ -94,8 +94,8 @@ def with_differences(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
 def more_columns(rows: Sequence[Row], printed: Sequence[str]) -> list[Column]:
     """Return the additional columns for which a row has a value.
 
-    These are the columns in `printed`, those for which a paper prints a value, and, always, those of twins, of the
-    oracle and of the age of the index.
+    Candidates are the columns in `printed`, the columns that a paper prints, and always the columns of twins, of the
+    oracle and of index age.
     """
     wanted = {*printed, *TWINS, *ORACLE, *(key for row in rows for key in row.paper)}
     columns = [

@@ -48,7 +48,7 @@ class Item:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return the notes on the item: the rows that are not implemented here, and `note`."""
+        """Return the notes on the item: the rows that this project does not implement, and `note`."""
         rows = not_implemented(self.preset) if self.preset else ()
         missing = (f"rows without a method here: {'; '.join(rows)}",) if rows else ()
         return (*missing, *([self.note] if self.note else []))

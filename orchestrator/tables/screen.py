@@ -31,7 +31,8 @@ IN_FILES = (
 def to_text(tables: Table | Sequence[Table], width: int = 100) -> str:
     """Return each table as aligned text, with # after the best value of a column, followed by its main notes.
 
-    Columns are dropped until a table is at most `width` (but at least 60) characters wide, or the main ones are left.
+    Columns are dropped until a table is at most `width` (but at least 60) characters wide, or only the main columns are
+    left.
     """
     several = [tables] if isinstance(tables, Table) else tables
     return "\n\n".join(_text(table, max(width, 60)) for table in several) + "\n"

@@ -23,7 +23,7 @@ def split_of(run: RunRecord) -> str:
 
 
 def select(records: Sequence[RunRecord], split: str = "", of_stream: bool = False) -> tuple[list[RunRecord], list[str]]:
-    """Return the runs that can be in one table, and a note for each reason to leave out others.
+    """Return the runs that can be in one table, and a note for each reason to leave out other runs.
 
     Args:
         records: runs of one stream.
@@ -32,7 +32,7 @@ def select(records: Sequence[RunRecord], split: str = "", of_stream: bool = Fals
             out if other runs remain: a row must not contain the seed by which it was chosen.
 
     Returns:
-        The runs that are kept, including incomplete ones, and a sentence for each reason to leave some out.
+        The runs that are kept, including incomplete runs, and a sentence for each reason to leave out runs.
 
     Raises:
         ConfigError: if no complete run was measured on `split`.

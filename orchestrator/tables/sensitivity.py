@@ -63,8 +63,8 @@ def _varied(table: Table, name: str) -> list[list[Row]]:
 def _places(values: Sequence[str]) -> tuple[dict[str, float], Scale]:
     """Return value -> x position, and the scale of the axis.
 
-    Numbers are at their value, on a logarithmic axis if they span a factor of 20. Text, and such a wide range with a
-    number of 0 or less, is at positions 0, 1, 2, ...
+    Numbers are at their value, on a logarithmic axis if they span a factor of 20. Text, and numbers that span this
+    factor but include 0 or less, are at positions 0, 1, 2, ...
     """
     numbers = [_number(value) for value in values]
     if not all(map(math.isfinite, numbers)):

@@ -21,12 +21,12 @@ Direction = Literal["t2v", "v2t", "both"]
 
 
 def protocol_of(run: RunRecord) -> str:
-    """Return the name of the protocol of the stream of a run, for example `ctvr` or `cvlm`."""
+    """Return the name of the protocol of a run's stream, for example `ctvr` or `cvlm`."""
     return run.tags.get("ctvr.protocol", "ctvr")
 
 
 def columns(rows: Sequence[Row], records: Sequence[RunRecord], direction: Direction) -> tuple[Column, ...]:
-    """Return the columns of a table: those of its protocol and direction, and additional ones (`more_columns`)."""
+    """Return the columns of a table: those of its protocol and direction, and additional columns (`more_columns`)."""
     tables_of = {record.tags.get(TABLE_NAME, "") for record in records}
     name = tables_of.pop() if len(tables_of) == 1 else ""
     printed = (*printed_columns(name), *columns_of(name), *requested_columns(records))

@@ -109,7 +109,7 @@ def all_pairs(
     Intervals and p are simultaneous for all pairs (Tukey). Rows of all blocks are compared, including joint training.
 
     Args:
-        ranks, by_task: those of `compare_rows`.
+        ranks, by_task: see `compare_rows`.
     """
     reasons = {row.label: reason for row in rows if (reason := _reason(replace(row, access=""), ranks, by_task))}
     able = [row for row in rows if row.label not in reasons]
@@ -229,8 +229,8 @@ def gallery_sizes(ranks: Sequence[Ranks]) -> tuple[int, ...]:
 def rank_curve(ranks: Sequence[Ranks]) -> tuple[tuple[int, float], ...]:
     """Return (k, mean R@k over runs in percent) for selected k up to the largest rank, or () without ranks.
 
-    A tie counts by the chance that the video is among the first k. All queries have equal weight, also where R@k of the
-    table is a mean over tasks (CVLM).
+    A tie is weighted by the chance that the video is among the first k. All queries have equal weight, also where R@k
+    of the table is a mean over tasks (CVLM).
     """
     counts = [
         np.array([(rank.better, rank.equal) for rank in each.of.values()], float).reshape(-1, 2) for each in ranks

@@ -174,7 +174,7 @@ class Table:
 def competes(row: Row, column: Column) -> bool:
     """Report whether a row can win a column of its block.
 
-    Joint training sees all data at once, a transductive row sees the other queries, and an untrained row can neither
+    Joint training uses all data at once, a transductive row uses the other queries, and an untrained row can neither
     forget nor have a cost of training.
     """
     is_of_training = column.key.rpartition("/")[2] in {"bwf", "fr", "train_gmacs"}

@@ -58,7 +58,7 @@ def _curves(table: Table) -> list[Panel]:
 
 
 def _dashed(table: Table, lines: Sequence[Line]) -> dict[str, list[tuple[float, float]]]:
-    """Return the curves of zero-shot CLIP (unless it is a line) and of a random order, at the x values of the lines."""
+    """Return the curves of zero-shot CLIP (if not in `lines`) and of a random order, at the x values of the lines."""
     steps = {x for line in lines for x, _, _ in line.points}
     omitted = {"zero-shot" for line in lines if line.method == "zero_shot"}
     found = {name: points for name, points in reference_curves(table).items() if name not in omitted}
@@ -243,7 +243,7 @@ def _experts(table: Table) -> list[Panel]:
 
 
 def expert_shares(row: Row) -> np.ndarray:
-    """Return the percentage (E, T) of each of E experts in the gates of the last epoch of each of T tasks.
+    """Return the percentages (E, T) of E experts in the gates' weights, in the last epoch of each of T tasks.
 
     E is 0 if a method does not log experts. Logged values are sums over captions, so that seeds or workers with more
     captions have more weight.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def order_of(run: RunRecord) -> int:
-    """Return the seed of the task order of a run, or 0 for the own order of the stream."""
+    """Return the seed of the task order of a run, or 0 for the stream's own order."""
     return split_order(str(run.settings.get("stream", "")))[1]
 
 

@@ -1,6 +1,7 @@
 """Settings of a run that no paper publishes or that deviate from the text of the paper, for the footnotes of tables.
 
-The Config of a method declares them, and which setting bounds another (methods/settings.py). Ray is not imported.
+The Config of a method declares these settings, and the bounds between settings (methods/settings.py). Ray is not
+imported.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def footnote(settings: Mapping[str, Any], row: str = "") -> str:
 
     Args:
         settings: flat settings of the run.
-        row: name of the configuration, if the run is of a named one.
+        row: name of the configuration, if the run has a named configuration.
     """
     listed = [f"{name}={settings[name]}" for name in names_of(settings, row) if name in settings]
     return TEXT.format(settings=", ".join(listed)) if listed else ""

@@ -115,7 +115,7 @@ def counted() -> str:
 
 
 def grade_of(row: VerificationRow) -> str:
-    """Return `code` if a check in every clone compares features, losses or gradients. Otherwise return `row.grade`."""
+    """Return `code` if a check of features, losses or gradients runs in every clone. Otherwise return `row.grade`."""
     checks = [check for entry in of_method(row.method) for check in entry.checks]
     return "code" if any(check.in_clone and check.what in PROVES_CODE for check in checks) else row.grade
 

@@ -125,7 +125,7 @@ def revision_of(file: Path, seconds: float) -> str | None:
 def is_half_made(file: Path) -> bool:
     """Return whether MLflow was stopped while it created its tables; it adds a first experiment when it has finished.
 
-    False for an unreadable file or one with other content, which is left unchanged.
+    False for an unreadable file or a file with other content, which is left unchanged.
     """
     if not file.is_file() or not file.stat().st_size:
         return False

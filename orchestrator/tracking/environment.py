@@ -19,7 +19,7 @@ PACKAGES = (
 
 
 def environment() -> dict[str, Any]:
-    """Return the environment as JSON values, None for an unknown one. GPUs are listed only if torch is imported."""
+    """Return the environment as JSON values, None if unknown. GPUs are listed only if torch is imported."""
     torch = sys.modules.get("torch")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch else []
     commit, changed = _commit()

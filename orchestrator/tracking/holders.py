@@ -1,4 +1,4 @@
-"""Holder of a run: the process that writes it, stored as a tag so that others can check whether it has ended."""
+"""Holder of a run: the process that writes it, stored as a tag so that other processes can check whether it ended."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Earlier records of a run: one that a dead process left open is continued, and a complete one is not written again.
+"""Earlier records of a run: a record that a dead process left open is continued, a complete record is not rewritten.
 
-A run counts as left open if its process is known to have ended (holders.py). For a trial the sweep's process must have
-ended, too, because a sweep restarts its trials. Otherwise runs are not touched.
+A run counts as left open if its process is known to have ended (holders.py). For a trial, the sweep's process must also
+have ended, because a sweep restarts its trials. Otherwise runs are not touched.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 MLflow is the record; a mirror may lose values and must never stop or slow a run. A separate thread writes the values.
 Rows that do not fit into its queue are dropped, and its first error ends the mirror with one log line. Mirrors do not
-use the network: W&B runs offline (`wandb sync` uploads), and the others write files.
+use the network: W&B runs offline (`wandb sync` uploads), and the other mirrors write files.
 
 A class of another package has the members of `Writer`. It is an entry point `ctvr.mirrors`, or `MODULE:CLASS`.
 """

@@ -50,7 +50,7 @@ def code(text: str) -> str:
 
 
 def our_view() -> str:
-    """Return the JSON of a view of MLflow's page of runs: our columns of the table, and our charts before others."""
+    """Return the JSON of a view of MLflow's page of runs: our columns of the table, and our charts first."""
     name, begun = "attributes.`Run Name`", "runDateAndNestInfo"  # column names of MLflow's pages
     metrics = [f"metrics.`{key}`" for key in (*OF_VIDEOS, *OF_IMAGES, *OF_QUESTIONS)]  # empty columns are hidden
     columns = ["params.`method`", "params.`optim.epochs`", *metrics]

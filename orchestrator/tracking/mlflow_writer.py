@@ -97,7 +97,7 @@ class Sender:
         return real
 
     def experiment(self, stream: str) -> str:
-        """Return the id of the stream's experiment, and create a missing one; safe for concurrent processes."""
+        """Return the id of the stream's experiment, created if it is missing; safe for concurrent processes."""
         if stream not in self._experiments:
             found = self.client.get_experiment_by_name(stream)
             if found is None:

@@ -139,7 +139,7 @@ class Outbox:
 
 
 class OutboxSender:
-    """Sends records to MLflow, and stores unsent ones in the outbox. Its methods never raise.
+    """Sends records to MLflow, and stores unsent records in the outbox. Its methods never raise.
 
     Args:
         outbox: outbox for unsent records.
@@ -162,7 +162,7 @@ class OutboxSender:
         self.reasons: dict[str, None] = {}  # reasons why records are unsent, since the last `flush` began
 
     def deliver(self, run_id: str, record: Message, now: bool = False) -> bool:
-        """Send a record after the unsent records of its run; return whether no record of the run is left unsent.
+        """Send a record after the unsent records of its run; return whether all records of the run are sent.
 
         Args:
             now: whether to send even during the waiting time after a failure; used for the last records of a run.
@@ -174,7 +174,7 @@ class OutboxSender:
         return not quiet and self.flush(run_id)[1] == 0
 
     def flush(self, run_id: str | None = None) -> tuple[int, int]:
-        """Send the unsent records of one run or of all; return (records sent, records left)."""
+        """Send the unsent records of one run or of all runs; return (records sent, records left)."""
         sent = left = 0
         self.reasons.clear()
         names: list[str] = []

@@ -28,7 +28,7 @@ class RunReader:
     def find(
         self, stream: str | None, tags: Mapping[str, str], status: str | None = None, strict: bool = False
     ) -> list[RunRecord]:
-        """Return the runs of a stream, or of all, with these tags and this status, oldest first.
+        """Return the runs of a stream, or of all streams, with these tags and this status, oldest first.
 
         A run with a damaged record is named in a warning and left out; with `strict` it is an error.
 

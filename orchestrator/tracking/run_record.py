@@ -116,7 +116,7 @@ def same(a: float, b: float) -> bool:
 
 
 def short(text: str, limit: int) -> str:
-    """Return a text within MLflow's limit; a longer one is truncated and ends with its SHA-256."""
+    """Return a text within MLflow's limit; a longer text is truncated and ends with its SHA-256."""
     if len(text) <= limit:
         return text
     note = f"... [cut; {len(text)} characters, sha256 {hashlib.sha256(text.encode()).hexdigest()}]"

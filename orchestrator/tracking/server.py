@@ -209,7 +209,7 @@ def new_client(uri: str) -> MlflowClient:
 
 
 def create_database(uri: str, is_copy: bool = False) -> None:
-    """Create a database that does not exist; upgrade one that an older MLflow wrote, and keep the previous file.
+    """Create a missing database; upgrade a database that an older MLflow wrote, and keep the previous file.
 
     MLflow itself would upgrade the file in place and keep nothing, and add its tables to a database of any other
     program. So the schema is compared before MLflow opens the file.

@@ -68,7 +68,7 @@ class StoredRun:
             self.check_point(key, *point)
 
     def check_point(self, key: str, step: object, value: object) -> None:
-        """Check the types of a metric's key, step and value; raise ConfigError for a wrong one."""
+        """Check the types of a metric's key, step and value; raise ConfigError for a wrong type."""
         if type(key) is not str or type(step) is not int or type(value) not in (float, int):
             raise self._wrong(f"metric {key} at step {step}", value)
 
@@ -106,7 +106,7 @@ class SqliteRecords:
         return connection
 
     def search(self, stream: str | None, tags: Mapping[str, str], status: str | None = None) -> list[StoredRun]:
-        """Return the runs of one stream, or of all, with these tags and, if given, this status; oldest first."""
+        """Return the runs of a stream, or of all streams, with these tags and, if given, this status, oldest first."""
         wanted, values = ["runs.lifecycle_stage = 'active'"], list[str]()
         for condition, value in (("experiments.name = ?", stream), ("runs.status = ?", status)):
             if value is not None:

@@ -92,7 +92,7 @@ class Tracker:
         return self._sender.client
 
     def experiment(self, stream: str) -> str:
-        """Return the id of the stream's experiment, and create a missing one; safe for concurrent processes."""
+        """Return the id of the stream's experiment, created if it is missing; safe for concurrent processes."""
         return self._sender.experiment(stream)
 
     def pages(self) -> list[tuple[str, str]]:
@@ -115,7 +115,8 @@ class Tracker:
     ) -> str:
         """Start a trial's run, or continue the run with the same tag `ctvr.identity` (default: `name`) and parent.
 
-        Returns its run id; while the server does not respond, an id "offline-..." that works in every method here.
+        Returns its run id; while the server does not respond, an id "offline-..." that works in every method of this
+        class.
         """
         return self._open(stream, name, settings, parent, {"ctvr.kind": "trial", "ctvr.identity": name, **(tags or {})})
 
@@ -249,7 +250,7 @@ class Tracker:
         tags: Mapping[str, str] | None = None,
         strict: bool = False,
     ) -> list[RunRecord]:
-        """Return trials, oldest first: of a stream, of a sweep (name or run id), with these tags; by default all.
+        """Return trials, oldest first. Each argument restricts them: to a stream, to a sweep (name or run id), to tags.
 
         A run with a damaged record is skipped with a warning; with `strict`, for deletions, it is an error.
         """

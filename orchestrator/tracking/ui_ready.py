@@ -15,7 +15,7 @@ PAUSE = 0.2  # seconds between requests
 
 
 def announce(server: int, host: str, port: int, pages: list[tuple[str, str]], opens: bool) -> None:
-    """Wait until the server answers, print its pages, and open the first one in a browser if requested.
+    """Wait until the server answers, print its pages, and open the first page in a browser if requested.
 
     Args:
         server: process id of the server, the parent of this process; if it ends, this function returns.

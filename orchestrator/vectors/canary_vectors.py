@@ -1,6 +1,6 @@
 """Vectors of the canary inputs: the reader of `canaries.npz`.
 
-Shapes: n = 16 inputs of a side, d dimensions of a vector.
+Shapes: n = 16 inputs of a side (videos or texts), d dimensions of a vector.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Card:
         return self.values.get("normalisation") == "unit"
 
     def lines(self) -> list[str]:
-        """Return a line for each stated key, in the order of KEYS, and one with the keys that are missing."""
+        """Return a line for each stated key, in the order of KEYS, and a line with the missing keys."""
         texts = dict(self.values)
         if self.libraries:
             texts["libraries"] = ", ".join(f"{name} {version}" for name, version in self.libraries.items())
@@ -108,7 +108,7 @@ def read_card(path: Path) -> Card:
 
 def _text(path: Path, key: str, value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ConfigError(f"{key} is not a text or a number", path, value, remedy="Use quotes.")
+        raise ConfigError(f"{key} is neither a string nor a number", path, value, remedy="Put it in quotes.")
     text = str(value).strip("\n")
     if not text.isprintable() or len(text) > 1000:
         raise ConfigError(f"{key} is not one line of at most 1000 characters", path, text, remedy="Shorten it.")

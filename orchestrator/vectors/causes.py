@@ -1,7 +1,7 @@
 """Likely cause of a difference between the vectors of two sets for one side, videos or texts.
 
-A cause is decided from the two arrays alone. Changes of the input are recognized by the canaries that are
-unchanged, changes of the space by exact relations between all rows, and what remains by the size of the change.
+A cause is determined from the two arrays alone. Unchanged canaries show which part of the input changed, exact
+relations between all rows show how the space changed, and other changes are classified by their size.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _other_width(old: Matrix, new: Matrix) -> Cause:
 
 
 def _same_directions(old: Matrix, new: Matrix) -> Cause:
-    """Explain rows of equal directions by their lengths."""
+    """Return the cause of a change in the lengths of rows whose directions are equal."""
     factor = relations.factors(old, new)
     if np.abs(factor - 1).max() <= 2 * SAME:
         return Cause("rounding", f"directions turn by at most {relations.turns(old, new).max():.1g}")
@@ -102,7 +102,7 @@ def _same_directions(old: Matrix, new: Matrix) -> Cause:
 
 
 def _shifted(side: str, old: Matrix, new: Matrix) -> Cause | None:
-    """Recognize rows that belong to other ids."""
+    """Return the cause if vectors are stored under the wrong ids, otherwise None."""
     nearest, distance = relations.sources(old, new)
     moved = relations.turns(old, new) > HALF
     found = moved & (distance <= EXACT)
@@ -123,7 +123,7 @@ def _places(names: list[str]) -> list[int]:
 
 
 def _clips(old: Matrix, new: Matrix) -> Cause | None:
-    """Recognize another preparation of videos, in which `grey` is unchanged and other clips are not."""
+    """Recognize a change in the preparation of videos: `grey` is unchanged, and other clips are not."""
     turned = dict(zip(CLIPS, relations.turns(old, new)))
     limit = _limit(old, new)
     if turned["grey"] > limit:
@@ -148,7 +148,7 @@ def _clips(old: Matrix, new: Matrix) -> Cause | None:
 
 
 def _temporal(old: Matrix, new: Matrix, turned: dict[str, float]) -> Cause:
-    """Distinguish a change of pooling from one of frames, if all clips without motion are unchanged."""
+    """Distinguish a change of pooling from a change of frames, if all clips without motion are unchanged."""
     before, after = _pooling(old), _pooling(new)
     if before != after and {before, after} != {"some frames", "mean"}:
         return Cause("pooling", f"clips without motion are unchanged; the pooling changed from {before} to {after}")
@@ -177,7 +177,7 @@ def _pooling(vectors: Matrix) -> str:
 
 
 def _texts(old: Matrix, new: Matrix) -> Cause | None:
-    """Recognize another preparation of texts: a known prompt, or a change of few sentences."""
+    """Recognize a change in the preparation of texts: a known prompt, or a change of few sentences."""
     if prompt := _prompt(old, new):
         return prompt
     changed = [name for name, turn in zip(TEXTS, relations.turns(old, new)) if turn > _limit(old, new)]

@@ -65,7 +65,7 @@ def check_arrays(found: FeatureSet, source: Path, arrays: Arrays, side: str = "v
         source: the file or folder of the arrays, as errors name it.
 
     Raises:
-        ConfigError: for another width, or vectors that are not normalized although the card states it.
+        ConfigError: for another width, or vectors that are not normalized although the card states that they are.
     """
     card, width = found.card, next(iter(arrays.values())).shape[-1]
     expected = card.width if side == "videos" else None
@@ -116,7 +116,7 @@ def refuse_mixture(ours: FeatureSet, theirs: FeatureSet, what: str) -> Compariso
 
 
 def store_set(found: FeatureSet | None, folder: Path) -> None:
-    """Copy card and canaries to the folder of a stream's arrays, and remove those of an earlier import."""
+    """Copy card and canaries to the folder of a stream's arrays, and remove files of an earlier import."""
     pairs = [(CARD, found.card.path if found else None)]
     pairs.append((CANARIES, found.canaries.path if found and found.canaries else None))
     for name, source in pairs:
@@ -128,7 +128,7 @@ def store_set(found: FeatureSet | None, folder: Path) -> None:
 
 
 def check_features(folder: Path, name: str, place: Path) -> Comparison:
-    """Compare the canaries of a serving stack with those stored with a stream: `ctvr streams check NAME --features`.
+    """Compare a serving stack's canaries with the canaries stored with a stream: `ctvr streams check NAME --features`.
 
     Args:
         folder: the folder of the stream's arrays, of which only card and canaries are read.

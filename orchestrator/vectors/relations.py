@@ -19,24 +19,24 @@ def unit(vectors: Matrix) -> Matrix:
 
 
 def turns(old: Matrix, new: Matrix) -> Matrix:
-    """Return how far each row turned, (n,): the distance of both directions, 0 to 2; 0.1 is a cosine of 0.995."""
+    """Return the distance (n,), 0 to 2, between the old and the new direction of each row; 0.1 is a cosine of 0.995."""
     made: Matrix = np.linalg.norm(unit(old) - unit(new), axis=1)
     return made
 
 
 def factors(old: Matrix, new: Matrix) -> Matrix:
-    """Return the length of each row of `new` divided by that of the same row of `old`, (n,)."""
+    """Return the ratio (n,) of each row's length in `new` to its length in `old`."""
     made: Matrix = np.linalg.norm(new, axis=1) / np.linalg.norm(old, axis=1)
     return made
 
 
 def spread(values: Matrix) -> float:
-    """Return the standard deviation of values relative to their mean."""
+    """Return the coefficient of variation: the standard deviation of values divided by their mean."""
     return float(values.std() / max(abs(values.mean()), 1e-300))
 
 
 def sources(old: Matrix, new: Matrix) -> tuple[NDArray[np.intp], Matrix]:
-    """Return the row of `old` that is closest to each row of `new`, (n,), and the distance of directions, (n,)."""
+    """Return the row of `old` that is closest in direction to each row of `new`, (n,), and their distance, (n,)."""
     distances = np.linalg.norm(unit(new)[:, None] - unit(old)[None], axis=2)
     nearest = distances.argmin(1)
     return nearest, distances[np.arange(len(new)), nearest]
@@ -58,8 +58,8 @@ def gram_correlation(old: Matrix, new: Matrix) -> float:
 def offset_residual(old: Matrix, new: Matrix) -> float:
     """Return the residual of `new_i ~ old_i - c`: one offset c for all rows, up to a scale of each row.
 
-    Least squares for row scales a, b and c in `a_i new_i = b_i old_i - c`. The residual
-    is 1 if the scales are not positive, for example if a row is unchanged.
+    Least squares fit the row scales a and b and the offset c to `a_i new_i = b_i old_i - c`. The residual
+    is 1 if a scale is not positive, for example if a row is unchanged.
     """
     first, second, count = unit(old), unit(new), len(old)
     rows = np.concatenate([second, -first])  # (2n, d)
@@ -99,8 +99,8 @@ def diagonal_residual(old: Matrix, new: Matrix) -> float:
 def affine_residual(old: Matrix, new: Matrix) -> float:
     """Return the residual of `old_ij ~ (g_j new_ij + b_j) / a_i`: a factor and an offset for each dimension.
 
-    The scales a are the eigenvector of the smallest eigenvalue, after least squares for g and b. The
-    residual is 1 if they are not positive. Few rows fit by chance: unrelated rows have about sqrt(1 - 2 / n).
+    Given the scales a, least squares fit g and b; the scales minimize the error of that fit (smallest eigenvector). The
+    residual is 1 if a scale is not positive. Few rows fit by chance: unrelated rows have about sqrt(1 - 2 / n).
     """
     count = len(old)
     form = np.zeros((count, count))
@@ -125,7 +125,7 @@ def standardised(vectors: Matrix) -> Matrix:
 
 
 def low_rank_share(old: Matrix, new: Matrix, rank: int = 2) -> float:
-    """Return the share of the change of directions that lies in `rank` common directions, 0 to 1."""
+    """Return the share, 0 to 1, of the rows' changes of direction that lies in their `rank` main directions."""
     first, second = unit(old), unit(new)
     change = second - (second * first).sum(1, keepdims=True) * first
     energy = np.linalg.svd(change, compute_uv=False) ** 2
@@ -133,7 +133,7 @@ def low_rank_share(old: Matrix, new: Matrix, rank: int = 2) -> float:
 
 
 def mixture(target: Matrix, first: Matrix, second: Matrix) -> tuple[Matrix, float]:
-    """Fit a vector (d,) as a sum of two others; return the weights of the directions (2,) and the residual."""
+    """Fit a vector (d,) by a weighted sum of two others; return the weights of the directions (2,) and the residual."""
     basis = unit(np.stack([first, second])).T
     direction = target / np.linalg.norm(target)
     weights = np.asarray(np.linalg.lstsq(basis, direction, rcond=None)[0], np.float64)
@@ -151,7 +151,7 @@ def neighbour_overlap(old: Matrix, new: Matrix, k: int = 5) -> float:
 
 
 def mixed_overlap(old: Matrix, new: Matrix, k: int = 5) -> float:
-    """Return the overlap of the k nearest inputs among the old vectors, searched by old and by new vectors."""
+    """Return the mean overlap of the k nearest old vectors of an input, searched by its old and by its new vector."""
     found = []
     for vectors in (old, new):
         scores = unit(vectors) @ unit(old).T
@@ -161,13 +161,13 @@ def mixed_overlap(old: Matrix, new: Matrix, k: int = 5) -> float:
 
 
 def search_overlap(old: tuple[Matrix, Matrix], new: tuple[Matrix, Matrix], k: int = 5) -> float:
-    """Return the overlap of the k nearest gallery vectors of each query; `old` and `new` are queries and a gallery."""
+    """Return the overlap of the k nearest gallery vectors of each query; `old` and `new` are (queries, gallery)."""
     first, second = (unit(queries) @ unit(gallery).T for queries, gallery in (old, new))
     return _overlap(first, second, k)
 
 
 def _overlap(first: Matrix, second: Matrix, k: int) -> float:
-    """Return the mean overlap of the k largest scores per row; a score that ties with the k-th counts as among them."""
+    """Return the mean overlap of the k largest scores per row; a score equal to the k-th largest is included."""
     shares = []
     for ours, theirs in zip(first, second):
         top = np.argsort(-theirs, kind="stable")[:k]

@@ -83,7 +83,7 @@ def compare(old: CanaryVectors, new: CanaryVectors, cards: tuple[Card, Card] | N
 def _settle(
     sides: Mapping[str, Cause], both: Mapping[str, tuple[np.ndarray, np.ndarray]], differences: Collection[str]
 ) -> dict[str, Cause]:
-    """Decide causes that one side leaves open: by the other side, by the size of the change, and by the cards."""
+    """Choose between causes that one side leaves open, by the other side, the size of the change, and the cards."""
     pairs = {
         side: (first.astype(np.float64), second.astype(np.float64))
         for side, (first, second) in both.items()
@@ -132,7 +132,7 @@ def _verdict(cause: Cause, sides: Mapping[str, Cause], both: Mapping[str, tuple[
 
 
 def _keeps_order(both: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> bool:
-    """Return whether new vectors find the same neighbors among the stored ones, within a side and across sides."""
+    """Return whether new vectors find the same neighbors among the stored vectors, within a side and across sides."""
     pairs = {side: (first.astype(np.float64), second.astype(np.float64)) for side, (first, second) in both.items()}
     overlaps = [relations.mixed_overlap(*pair) for pair in pairs.values()]
     if len(pairs) == 2 and pairs["videos"][0].shape == pairs["texts"][0].shape:

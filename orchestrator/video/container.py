@@ -91,7 +91,7 @@ def _program(path: Path) -> str | None:
 
 
 def _skip_zeros(file: BinaryIO) -> bytes:
-    """Skip the zeros at the start of a file, except the two of a start code; return the following block."""
+    """Skip the zeros at the start of a file, except the two zeros of a start code; return the following block."""
     for _ in range(_PADDED):
         if (block := file.read(_BLOCK)).strip(b"\0"):
             return b"\0\0" + block.lstrip(b"\0") + file.read(_BLOCK)

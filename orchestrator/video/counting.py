@@ -45,7 +45,7 @@ def frames_in_order(file: Any, stream: Any, strict: bool) -> Iterator[Any]:
 
 
 def _is_open(packet: Any, context: Any) -> bool:
-    """Report whether a key frame of H.264 has no IDR slice, so that later frames may refer to earlier ones."""
+    """Report whether a key frame of H.264 has no IDR slice, so that later frames may refer to earlier frames."""
     if context.name != "h264":
         return False
     data, extra = bytes(packet), context.extradata or b""

@@ -1,10 +1,10 @@
 """Decoding of a video file or a folder of frames to a clip of uint8 frames with timestamps, in this process.
 
 `choose_frames` of sampling.py selects the frames of the video or of a time segment. The index of frames comes from
-the container's packets in presentation order, so that all decoders (decoders.py) get the same frames and the
-timestamps are those of the file, also at a variable frame rate. PyAV decodes once and rejects frames that FFmpeg
-reports as damaged. decord and torchcodec conceal such damage, or return other frames, without an error. Where one of
-them is selected, PyAV decodes too and both results are compared. All decoders share one resizing function.
+the container's packets in presentation order. So all decoders (decoders.py) get the same frames, with the timestamps
+of the file, even at a variable frame rate. PyAV decodes once and rejects frames that FFmpeg
+reports as damaged. decord and torchcodec conceal such damage, or return other frames, without an error. If one of
+them is selected, PyAV also decodes the file, and both results are compared. All decoders share one resizing function.
 
 Measured with decord 0.6.0 and PyAV 18.1: bit-identical frames and timestamps for 8-bit h264 (of any chroma, range,
 rotation and size that was tried), hevc, vp8, vp9, mpeg4, mjpeg and flv. 10-bit h264 differs: the frames are the same,
@@ -14,15 +14,15 @@ error. The comparison with PyAV's frames detects this, and the file is rejected.
 
 Measured with torchcodec 0.17.0 on FFmpeg 5.1.9 and PyAV 18.1 (FFmpeg 8.1.2), all frames: bit-identical frames and
 timestamps for 8-bit progressive h264 (of any chroma, range, matrix, rotation and size that was tried), hevc, vp8, vp9,
-av1, mpeg4, msmpeg4v2, h263, flv, wmv1, theora and mjpeg, for 10-bit h264 of chroma 4:4:4 and for prores. Not identical
-are other 10-bit videos, because of a color interpolation that no setting controls (mean difference 2.9 of 255 in a
-public h264 clip; of a test pattern 3.3 to 3.9 in h264 and hevc, 0.9 to 1.0 in av1 and vp9); interlaced h264 and mpeg4
-(mean differences 5.1 and 4.7; decord's h264 differs too); and some wmv2 (by at most 2 of 255). In MPEG program and
-transport streams it returns frames of other times or none, and with an edit list it counts a
-different number of frames, so such files are rejected. Its decoding on a GPU is not offered, because the child's
-sandbox gives no access to one.
+av1, mpeg4, msmpeg4v2, h263, flv, wmv1, theora and mjpeg, for 10-bit h264 of chroma 4:4:4 and for prores. Other
+10-bit videos differ because of a color interpolation that no setting controls (mean difference 2.9 of 255 in a public
+h264 clip; of a test pattern 3.3 to 3.9 in h264 and hevc, 0.9 to 1.0 in av1 and vp9). Interlaced h264 and mpeg4 also
+differ (mean differences 5.1 and 4.7; decord's h264 differs too), and so do some wmv2 (by at most 2 of 255). In MPEG
+program and transport streams torchcodec returns frames of other times or none, and with an edit list it counts a
+different number of frames, so these files are rejected. Its decoding on a GPU is not offered, because the child's
+sandbox gives no access to a GPU.
 
-Nothing here protects the process from a decoder that crashes or hangs; `ctvr.orchestrator.video.pool.Decoder` does.
+This module does not protect the process from a decoder that crashes or hangs; `video.pool.Decoder` does.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def probe(path: str | Path, limits: Limits | None = None) -> VideoInfo:
 
 
 def _decode_with_index(path: Path, limits: Limits, watch: Watch, use: Callable[[Index], Result]) -> Result:
-    """Decode with the packet index; if the decoder returns other frames, decode again with counted frames."""
+    """Decode with the packet index; if the decoder returns other frames, decode again with an index of all frames."""
     index = read_index(path, limits, watch)
     try:
         return use(index)
@@ -218,7 +218,7 @@ def _decode_folder(folder: Path, sampling: Sampling, limits: Limits, watch: Watc
 
 
 def _stack_frames(small: dict[int, np.ndarray], chosen: np.ndarray, size: int) -> np.ndarray:
-    """Stack the chosen frames: (T, size, size, 3), or for NATIVE the size of the first frame."""
+    """Stack the chosen frames: (T, size, size, 3); with NATIVE, height and width are those of the first frame."""
     if size == NATIVE:
         height, width = small[min(small)].shape[:2]
         images = {i: Image.fromarray(image).resize((width, height)) for i, image in small.items()}  # sizes may differ

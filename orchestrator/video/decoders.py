@@ -59,9 +59,9 @@ def brightness(image: np.ndarray) -> np.ndarray:
 
 
 def check_same(path: Path, name: str, second: float, image: np.ndarray, known: np.ndarray) -> None:
-    """Reject a decoder's frame (size, size, 3) if its `brightness` differs from `known`, that of PyAV's frame.
+    """Reject a decoder's frame (size, size, 3) if its `brightness` differs from `known`, PyAV's brightness.
 
-    Decoders that seek to a key frame may start at a wrong one with correct timestamps.
+    Decoders that seek to a key frame may start at a wrong key frame with correct timestamps.
 
     Raises:
         VideoError: if a part differs too much.
@@ -71,7 +71,7 @@ def check_same(path: Path, name: str, second: float, image: np.ndarray, known: n
 
 
 def _pyav_frames(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> _Frames:
-    """Yield the wanted frames; reject a corrupt one if `limits.strict`.
+    """Yield the wanted frames; reject a corrupt frame if `limits.strict`.
 
     Raises:
         IndexDisagrees: if the decoder returns other frames than the index lists.

@@ -1,8 +1,8 @@
 """The index of a video file: its frames in presentation order, as a full decode would show them.
 
 Packets give the index without decoding where they provably agree with a full decode (packets.py); other videos are
-decoded once to count their frames (counting.py). Errors of a file are detected here first: missing, empty, not on the
-lists of containers and codecs, truncated, larger than the limits.
+decoded once to count their frames (counting.py). This module first rejects a file that is missing, empty, truncated,
+larger than the limits, or of a container or codec that is not listed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _TOO_FAST = 1.5  # a declared rate is ignored if frames are longer by this facto
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on one file; a file that exceeds one is rejected.
+    """Limits on one file; a file that exceeds a limit is rejected.
 
     `memory_bytes` and the kill after `max_seconds` need a child process (`ctvr.orchestrator.video.pool.Decoder`).
     """

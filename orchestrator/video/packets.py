@@ -41,8 +41,8 @@ _PROGRESSIVE = (0, 1)  # FFmpeg's field orders "unknown" and "progressive"
 class Packets:
     """Presentation timestamps of the shown frames, ascending, in units of the stream.
 
-    `why` is the reason why they are not an index, or "". `count` is the number of non-empty packets, including those
-    that an edit list hides.
+    `why` is the reason why the packets cannot serve as an index, or "". `count` is the number of non-empty packets,
+    including those that an edit list hides.
     """
 
     pts: np.ndarray  # (N,) int64
@@ -100,7 +100,7 @@ class Reader:
         """Return the collected packets.
 
         Raises:
-            VideoError: if the last one is corrupt.
+            VideoError: if the last packet is corrupt.
         """
         if self.broken:
             raise self._corrupt()

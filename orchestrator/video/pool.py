@@ -258,7 +258,7 @@ class _Child:
 
 
 def with_parents(folders: Sequence[Path], folder: Path) -> list[Path]:
-    """Add a folder to those that a child may read; return the new list.
+    """Add a folder to the folders that a child may read; return the new list.
 
     Sibling folders are replaced by their parent, so that videos in many folders need few processes. A
     home folder, or a parent of it, is never allowed as a whole.

@@ -66,7 +66,7 @@ class Frames:
     Attributes:
         frames: (T, H, W, 3) uint8 RGB, upright.
         timestamps: (T,) float64 seconds since the first frame of the video, NaN for a folder of frames and for missing
-            ones (`missing_frame`).
+            frames (`missing_frame`).
         decoder: name of the decoder that produced them ("decord", "pyav", "torchcodec", "images").
         info: properties of the video, None for a folder.
     """
@@ -88,13 +88,13 @@ def choose_frames(
 
     segments: the middle frame of each of `num_frames` equal parts (CTVR, X-Pool); if there are too few frames, the last
         repeats.
-    linspace: from the first to the last frame, int(linspace) (CLIP-ViP at test); frames repeat if there are too few.
-    one_per_second: the first frame of each second, at the rate truncated to an integer; if there are too many,
+    linspace: from the first to the last frame, int(linspace) (CLIP-ViP at test time); frames repeat if there are too
+    few. one_per_second: the first frame of each second, at the rate truncated to an integer; if there are too many,
         int(linspace) of them; if too few, MISSING for the rest (CLIP4Clip, `slice_framepos 2`).
 
     At a constant rate `segments` is the rule of the benchmark: frames [int(start * fps), min(int(end * fps), N)) are
-    cut at `linspace` points truncated to integers. Real timestamps replace index / fps: the first frame is the one on
-    screen at `start`, the last precedes the one on screen at `end`; at least one frame is kept.
+    cut at `linspace` points truncated to integers. Real timestamps replace index / fps: the first frame is on screen
+    at `start`, and the last frame precedes the frame on screen at `end`; at least one frame is kept.
 
     Args:
         times: (N,) increasing seconds, N >= 1.
@@ -149,8 +149,8 @@ def resize_and_crop(
 
     Args:
         size: side of the result in pixels; NATIVE returns the image unchanged.
-        resize_mode: `shortest` gives the shorter side `size` pixels, `squash` both; `longest` the longer one, and pads
-            the shorter one with black.
+        resize_mode: `shortest` resizes the shorter side to `size` pixels; `squash` resizes both sides to it; `longest`
+            resizes the longer side to it, and pads the shorter side with black.
         interpolation: `bicubic` or `bilinear`.
     """
     if size == NATIVE:

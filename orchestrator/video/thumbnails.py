@@ -1,4 +1,4 @@
-"""Pictures of videos embedded in a page: a strip of frames of each, as a JPEG in a data: address."""
+"""Pictures of videos for HTML pages: a strip of frames per video, embedded as a JPEG in a data: address."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def captioned_strips(clips: Sequence[Clip], texts: Sequence[str]) -> str:
 
 
 def strips_note(has_pictures: bool) -> str:
-    """Return the sentence on the pictures of a page as HTML."""
+    """Return, as HTML, the sentence of a page that explains its pictures or why they are missing."""
     pictures = "Each strip shows a video from beginning to end. Click it, or press the space bar on it, to play it."
     none = "The video files were not found. Start the command with --videos FOLDER, which contains ID.mp4 or the like."
     return f'<p class="soft">{pictures if has_pictures else none}</p>'

@@ -1,4 +1,4 @@
-"""Ranking in a gallery of stored and re-encoded videos, for methods that map captions to the model of a stored video.
+"""Ranking in a gallery of stored and re-encoded videos, for methods with captions mapped to older models.
 
 Such a method (`Capabilities.compensates_age`) has two features of a caption for each task: a mapped one for videos that
 an older model stored, and an unmapped one for videos re-encoded by the current model.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def caption_features_for(context: EvaluationContext, queries: Sequence[Queries], is_fresh: bool) -> Sequence[Tensor]:
-    """Return all results of `caption_features`, for re-encoded galleries if `is_fresh`, otherwise for stored ones.
+    """Return all results of `caption_features`, for re-encoded galleries if `is_fresh`, otherwise for stored galleries.
 
     Empty on a worker that only encodes.
     """

@@ -79,7 +79,8 @@ class VideoCost:
 def video_cost(method: Method, frames: Tensor) -> VideoCost:
     """Count the operations of encoding `frames` (B, T, 3, H, W) once; with `meta` tensors, without computing.
 
-    Every pass through the image tower counts. Without one of open_clip or UMT, all convolutions and products count.
+    Every pass through the image tower counts. If the tower is not of open_clip or UMT, all convolutions and matrix
+    products count.
     """
     # The formula of `tower_macs` needs a patch embedding, which a tower of another package lacks
     towers = (module for module in method.modules() if isinstance(module, VisionTower))
@@ -104,7 +105,7 @@ def video_cost(method: Method, frames: Tensor) -> VideoCost:
 def trained_parameters(method: Method) -> int:
     """Return the number of parameters that are trained in the current task; shared tensors count once.
 
-    If a method learns in `end_task`, its buffers outside the backbone count, too, such as sums, maps and projections.
+    If a method learns in `end_task`, its buffers outside the backbone (sums, maps, projections) also count.
     """
     tensors: dict[int, Tensor] = {id(p): p for group in method.param_groups() for p in group["params"]}
     if method.declared.learns_in_end_task:

@@ -53,7 +53,7 @@ def encode_texts(
     device: torch.device,
     kept: dict[int, Any] | None = None,
 ) -> Tensor:
-    """Return caption features (Q, ...) on the CPU; word features are padded with zeros to the longest.
+    """Return caption features (Q, ...) on the CPU; word features are padded with zeros to the longest caption.
 
     Captions of similar length are encoded together, because a batch is padded to its longest caption. Equal captions
     are encoded once; with a frozen text tower, once per run instead of after every task.
@@ -258,7 +258,7 @@ def rank_scores(scores: Scores, queries: Sequence[Queries], sizes: Sequence[int]
 
 
 def metrics_of(ranked: Ranked, queries: Sequence[Queries], sizes: Sequence[int]) -> Evaluation:
-    """Compute the metrics after task t that depend only on ranks of this evaluation; `add_history` adds the others.
+    """Compute the metrics after task t that depend only on ranks of this evaluation; `add_history` adds other metrics.
 
     `r1_twins` and `r1_no_twins` are R@1 of the captions whose video has a time-reversed twin, and of other captions.
     In `v2t` and `v2t_captions` a video is the query. In `v2t` it is ranked among all captioned videos, each scored by

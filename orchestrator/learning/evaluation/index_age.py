@@ -2,8 +2,8 @@
 
 The videos of task k are stored by the model after task k and are never encoded again (CTVR, section 3), while the
 captions of all tasks use the newest model. After a task this module re-encodes a share of the old videos, oldest first,
-and lets the same caption features search the mixed gallery. A method that maps captions to the model that stored a
-video (`Capabilities.compensates_age`) leaves them unmapped for a re-encoded video.
+and lets the same caption features search the mixed gallery. A method that maps captions to the feature space of
+the model that stored a video (`Capabilities.compensates_age`) does not map them for a re-encoded video.
 
     stream/index/r1_P           R@1 with P % of the old videos (of earlier tasks) re-encoded; P = 0: all as stored
     stream/index/gap            r1_100 - r1_0: compatibility gap in points; task_NN/index/gap: for captions of one task
@@ -21,7 +21,7 @@ BCT's criterion of backward compatibility (Shen et al., CVPR 2020) holds between
 captions of earlier tasks find their stored videos than before. BCT's update gain is 1 if `update` equals the effect of
 re-encoding these videos, and absent if re-encoding does not change R@1. Gaps and the gain need P = 100. Gaps are
 differences of R@1 in points, over all captions so far (each counts once). A re-encoded gallery is not an upper bound:
-its old videos compete better with the new ones, so `gap` can be negative. The ranks at every P are kept in the record
+its old videos compete better with the new videos, so `gap` can be negative. The ranks at every P are kept in the record
 of the run (`RunState.aged_ranks`). FastFill calls the curve over P back-filling.
 
 Shapes: Q captions, V videos, T tasks.
@@ -153,7 +153,7 @@ def mix_galleries(stored: Sequence[Tensor], fresh: Sequence[Tensor], share: int)
 
     Args:
         stored: features (V, ...) of each task's videos; the last task is the newest.
-        fresh: features of these videos by the current model; of each task, the first videos that are used suffice.
+        fresh: features of these videos by the current model; only the first videos of each task are needed.
         share: percent in [0, 100]; the count is rounded down.
     """
     counts = _counts([len(gallery) for gallery in stored], share)
@@ -203,8 +203,8 @@ def _flips(before: Positions, after: Positions) -> tuple[float, float]:
 def unlearned_metrics(context: EvaluationContext, encode_gallery: Callable[..., Tensor], done: int) -> dict[str, float]:
     """Return `task_NN/t2v/r1_unlearned`: R@1 of each task after the first `done`, in its own gallery.
 
-    Videos and captions are encoded with the parts (prompt, router) of the newest task. With `done` 0 the name is
-    `r1_untrained`. Empty on a worker that only encodes.
+    Videos and captions are encoded with the parts (prompt, router) of the newest task. If `done` is 0, the metric is
+    called `r1_untrained`. A worker that only encodes gets {}.
     """
     method, config = context.method, context.config
     given = context.newest if method.declared.task_conditioned_text else None
@@ -230,8 +230,8 @@ def transfer_metrics(own: metrics.Matrix, former: Sequence[Mapping[str, float]])
         former: metrics after tasks 1..T-1, including the metrics of `unlearned_metrics`.
 
     Returns:
-        `stream/transfer/fwt` (GEM, eq. 3, with the untrained instead of a random model), `transfer`, `average`
-        and `last` (ZSCL, section 5), in points and percent. FWT and Transfer are undefined for one task, and absent.
+        `stream/transfer/fwt` (GEM, eq. 3, with the untrained instead of a random model), `transfer`, `average` and
+        `last` (ZSCL, section 5), in points and percent. FWT and Transfer are undefined for one task, and then absent.
     """
     tasks = len(own)
     found = {"stream/transfer/last": sum(own[-1]) / tasks}

@@ -63,7 +63,7 @@ def forgetting_rate(matrix: Matrix) -> float:
 
 
 def history(own: Matrix, union: Matrix, protocol: str) -> dict[str, float]:
-    """Return the metrics that need earlier tasks: forgetting and, for CVLM, FR and HM. An empty matrix is unknown."""
+    """Return the metrics that need earlier tasks: forgetting and, for CVLM, FR and HM; an empty matrix gives none."""
     found = {"stream/t2v/bwf": backward_forgetting(own)} if own else {}
     found |= {"stream/t2v/bwf_union": backward_forgetting(union)} if union else {}
     if protocol == "cvlm" and own:
@@ -74,7 +74,7 @@ def history(own: Matrix, union: Matrix, protocol: str) -> dict[str, float]:
 
 
 def harmonic_mean(matrix: Matrix) -> float:
-    """Return HM, the harmonic mean of two mean R@1: after each task and after the last (BMU-MoCo, section 4.1)."""
+    """Return HM, the harmonic mean of the mean A_tt and the mean A_nt of n tasks (BMU-MoCo, section 4.1)."""
     current = sum(matrix[i][i] for i in range(len(matrix))) / len(matrix)
     final = sum(matrix[-1]) / len(matrix)
     return 2 * current * final / (current + final) if current + final else 0.0

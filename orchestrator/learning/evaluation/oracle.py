@@ -40,7 +40,7 @@ def oracle_metrics(
     device: torch.device,
     encode_sharded: Spread,
 ) -> dict[str, float]:
-    """Return `stream/oracle/...` after a task; empty on a worker that only encodes.
+    """Return the metrics `stream/oracle/...` after a task; {} on a worker that only encodes.
 
     Every caption is encoded again, which doubles the passes through the text tower.
 

@@ -38,11 +38,7 @@ class Query:
 
 
 def try_metrics(names: Sequence[str], items: Sequence[Item]) -> None:
-    """Compute metrics from random scores of the first task's videos, so that a faulty one is refused before training.
-
-    Raises:
-        ConfigError: see `own_metrics`.
-    """
+    """Compute metrics from random scores of the first task's videos, to refuse a faulty metric before training."""
     captions = sum(len(item.captions) for item in items)
     scores = torch.rand(captions, len(items), generator=torch.Generator().manual_seed(0))
     own_metrics(names, Scores(scores, scores, (scores,), (scores,)), [items], "ctvr")

@@ -1,6 +1,6 @@
 """Ranks in both directions in one pass over tiles of scores, and top-k search in a large gallery.
 
-Equal scores count as ordered at random. The counts of better and of equal scores are kept, from which
+Equal scores are treated as randomly ordered. The counts of better and of equal scores are kept, from which
 `Positions.chance` computes P(rank <= k) and `Positions.rank` the mean rank. NaN is the worst score and ties with NaN,
 so that a diverged model ranks at chance. The score of each caption and its own video is read first, from the tile that
 contains it. Then every tile adds to the counts of its captions and of its videos. Tiles are scored on demand, so the
@@ -150,7 +150,7 @@ def rank(
 
 
 def _positions(counts: Tensor, own: Tensor | None = None) -> Positions:
-    """Return the positions from counts (2, N) of better scores and of scores that are not worse, including own ones."""
+    """Return the positions from counts (2, N) of better scores and of scores that are not worse, with the own score."""
     better, not_worse = counts
     own = torch.ones_like(better) if own is None else own
     return Positions(better, not_worse - better - own, own)
@@ -233,7 +233,10 @@ def _picked(tiles: _Tiles, wanted: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Counts:
-    """Counts per caption (2, Q) and per video (2, V): better scores, and scores not worse, which include its own."""
+    """Counts per caption (2, Q) and per video (2, V).
+
+    The first row counts better scores. The second row counts scores that are not worse, including the own score.
+    """
 
     captions: Tensor  # videos that a caption scores above its own
     own_captions: Tensor  # such videos of the caption's task

@@ -109,7 +109,7 @@ def prepare_others(
         sources: frame sources of each of `others`.
         source: frame source of `stream`, whose frames are already decoded.
         split: the evaluated split.
-        decodes: whether this worker decodes the videos; the others find the frames in the store.
+        decodes: whether this worker decodes the videos; other workers find the frames in the store.
 
     Raises:
         ConfigError: for a common video.
@@ -139,7 +139,7 @@ def others_digest(others: Mapping[str, Stream], sources: Mapping[str, FrameSourc
 
 
 def unseen_metrics(context: EvaluationContext, done: int, first: Mapping[str, float]) -> dict[str, float]:
-    """Return `stream/also/...` after `done` tasks; 0 measures the untrained model. Empty on a worker that only encodes.
+    """Return the metrics `stream/also/...` after `done` tasks (0: untrained model); {} on a worker that only encodes.
 
     Args:
         first: metrics of the untrained model, from this function with `done` 0.
@@ -168,7 +168,7 @@ def _retention(name: str, r1: float, first: Mapping[str, float]) -> dict[str, fl
 
 
 def distractor_metrics(context: EvaluationContext) -> dict[str, float]:
-    """Return `stream/distractors/...` after the last task; empty on a worker that only encodes."""
+    """Return the metrics `stream/distractors/...` after the last task; {} on a worker that only encodes."""
     method, config, stored = context.method, context.config, context.galleries
     more = _encode(context, context.data.others[DISTRACTORS])
     queries = context.queries()

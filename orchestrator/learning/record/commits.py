@@ -6,7 +6,7 @@ that names the objects (weights, gallery features) that belong to it. The first 
 
 The commits of a run form one trajectory. Each holds the digest of its parent, the commit that its writer continued
 from; a child of another parent is refused. A refused writer loads the winning commit and continues from it
-(`CommitConflict`), so that no table mixes metrics of two writers, which can differ on GPUs or different machines.
+(`CommitConflict`), so no table mixes two writers' metrics, which can differ on GPUs or between machines.
 Commits without a parent (written by older versions) are accepted; their children refer to them by the same digest.
 """
 
@@ -40,7 +40,8 @@ def objects_of(commit: Mapping[str, Any]) -> list[tuple[str, str]]:
 def digest_of_commit(commit: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a commit's parent digest, objects and metrics (without times), which its children record.
 
-    Objects count by their content and not by the run that stored them, so an adopted task has the original's digest.
+    Objects enter the digest by their content, not by the run that stored them, so an adopted task has the original's
+    digest.
     """
     record = {name: value for name, value in commit["record"].items() if name not in MEASURED}
     objects = [[kind, key.rpartition("/")[2]] for kind, key in objects_of(commit)]
@@ -60,7 +61,7 @@ class Commits:
     Args:
         store: store of the commits and their objects.
         run: key of the run: the digest of everything that determines its result.
-        prefixes: finished tasks that other runs may share with this one; if None, tasks are not shared.
+        prefixes: finished tasks that other runs may share with this run; if None, tasks are not shared.
         made_of: digests that the key contains in addition to the settings, by name (`Experiment.environment_digests`);
             stored for readers.
         keep_checkpoints: whether to keep the weights after every task instead of the last two, which resuming needs.
@@ -143,7 +144,10 @@ class Commits:
         return RunState(**self.store.get_json("commits", self._name(num_done))["record"])
 
     def galleries(self, num_done: int, of: Literal["galleries", "selection"] = "galleries") -> list[Tensor]:
-        """Return the galleries after `num_done` tasks; "selection": galleries of the split that selects epochs."""
+        """Return the galleries after `num_done` tasks.
+
+        If `of` is "selection", they are the galleries of the split on which the best epoch is selected.
+        """
         keys = self.store.get_json("commits", self._name(num_done)).get(of, [])
         return [_tensor(self.store.get("gallery", key)["features"]) for key in keys]
 
@@ -186,7 +190,7 @@ class Commits:
             optimizer_state: optimizer state carried to the next task, by parameter name.
 
         Returns False if the task already has a commit with other content, or if the previous task's commit is not
-        the one that this writer continued from; the existing commit is kept.
+        the commit that this writer continued from; the existing commit is kept.
         """
         parent = self._at[1] if self._at[0] == record.done - 1 else None
         if self._is_of_another(parent, record.done - 1):
@@ -238,7 +242,7 @@ class Commits:
         return is_same
 
     def _is_resumable(self, num_done: int) -> bool:
-        """Return whether a run can resume from this task's commit or a later one (old weights are pruned)."""
+        """Return whether a run can resume from this task's commit or a later commit (old weights are pruned)."""
         for each in count(num_done):
             try:
                 self._whole(each)
@@ -254,7 +258,7 @@ class Commits:
         return [self._put("gallery", name, array) for name, array in zip(names, arrays)]
 
     def _prune(self, num_done: int) -> None:
-        """Delete the weights of an old task, because a run resumes from its last commit or the one before.
+        """Delete the weights of an old task, because a run resumes from its last commit or the commit before it.
 
         Weights that another run trained are kept. So are weights after which a setting was read for the first time,
         because runs that differ in that setting branch off there.

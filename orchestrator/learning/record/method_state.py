@@ -70,7 +70,7 @@ def trained_state(method: Method, pretrained: PretrainedSnapshot) -> dict[str, T
 
 
 def prepare_task(method: Method, task: Task, loader: Iterable[Batch]) -> None:
-    """Call `prepare_task` of a method that has its own, and lay out buffers as `finish_task` does."""
+    """Call `prepare_task` if the method overrides it, and make every buffer contiguous as `finish_task` does."""
     if overrides(method, "prepare_task"):
         method.prepare_task(task, loader)
         _lay_out_buffers(method)

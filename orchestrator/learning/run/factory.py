@@ -59,7 +59,7 @@ def load_clip(config: BackboneConfig, saved: WeightSettings | None = None) -> Cl
 
 
 def _require_named(name: str, setting: str) -> None:
-    """Refuse the path of an architecture that only a file names, such as a preset, a stream or a saved model."""
+    """Refuse an architecture's path that a file (preset, stream, saved model) contains and the user has not given."""
     if is_own(name):
         require_allowed(os.path.abspath(expand_path(name)), setting)
 
@@ -91,9 +91,9 @@ def check_backbone(experiment: Experiment) -> None:
 
 @functools.lru_cache(maxsize=1)
 def own_tower(name: str, described: str) -> Clip:
-    """Build the backbone of a file, folder or entry point to see what it offers, without values (on `meta`).
+    """Build the backbone of a file, folder or entry point on the device `meta`, to inspect its parts.
 
-    `described` is its architecture as text: an edited file is read again.
+    `described`, its architecture as text, is part of the cache key, so that an edited file is read again.
     """
     weights = "random" if is_own(name) else "shipped"
     return load_clip(BackboneConfig(name=name, weights=weights)).to("meta")

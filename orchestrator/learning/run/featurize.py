@@ -27,7 +27,7 @@ Progress = Callable[[int], object]
 
 
 class Featurizer:
-    """Computes and stores the tokens of a frozen tower that runs with `settings` need.
+    """Computes and stores tokens of a frozen tower, which later runs with `settings` read.
 
     Args:
         settings: complete and flat, as `Experiment.settings`.

@@ -93,7 +93,7 @@ def _parts_of_seams(seams: Seams | Any) -> set[str]:
 
 
 class _Rows:
-    """Source of pairs that answers with the rows of one batch."""
+    """Source of training pairs that returns rows of one batch for every request."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -140,7 +140,7 @@ def parts_used(experiment: Experiment) -> set[tuple[str, str]]:
 
 
 def _positions(experiment: Experiment, used: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Return the class token if a retriever may assume its position in hooks; it may declare that it does not.
+    """Return the class token in a set if hooks of the retriever may assume its position, otherwise an empty set.
 
     The end of a caption has a known position in every tower (`TokenState.eot`).
     """
@@ -202,7 +202,7 @@ def refuse_misfit(experiment: Experiment, clip: Clip) -> None:
     """Refuse a backbone that lacks parts that the method uses, in one line that names them.
 
     Raises:
-        ConfigError: if it does, or if the parts are not known (`parts_used`).
+        ConfigError: if it lacks a part, or if the parts are not known (`parts_used`).
     """
     if missing := missing_parts(experiment, clip):
         raise ConfigError(

@@ -84,7 +84,7 @@ def check_upgrade(experiment: Experiment, stream: Stream) -> None:
 
 
 def check_widths(experiment: Experiment, old: Clip, new: Clip) -> None:
-    """Refuse captions of the new model that search the old videos unchanged, if the models differ in width.
+    """Refuse to search old videos with unmapped captions of the new model, if the models differ in width.
 
     Raises:
         ConfigError: if `upgrade.queries` is new and the widths differ.
@@ -146,11 +146,11 @@ def make_upgraded(
     tokens: TwoTokenizers,
     device: torch.device | None = None,
 ) -> Upgraded:
-    """Return the method from `upgrade.task` on, untrained, on a device.
+    """Return the untrained method that is used from task `upgrade.task` on.
 
     Args:
         experiment: a configuration with `upgrade.*`.
-        new, old: new methods on the two backbones, on the device.
+        new, old: untrained methods on the new and on the old backbone, on the device.
         tasks: tasks of the old method, for which `begin_task` is repeated.
         tokens: tokens of the captions that the method will encode.
         device: device of the method; if None, the CPU.
@@ -172,7 +172,7 @@ def _caption(tokenize: Callable[[list[str]], Tensor]) -> Tensor:
 def make_learner(
     experiment: Experiment, new: Method, old: Method, data: StreamData, tokens: TwoTokenizers, pairs: StreamData
 ) -> Upgraded:
-    """Return the method of `make_upgraded`, with access to pairs of the old stream, which measure the old scale.
+    """Return the method of `make_upgraded`, with access to pairs of the old stream, to measure the old scale.
 
     Args:
         data: stream for the new method (`Stream.after`).

@@ -4,7 +4,7 @@
     cost/replay_bytes      pairs in replay buffers: decoded frames (uint8), tokens (int64), and features kept with them
     cost/replay_share      pairs in replay buffers in percent of all pairs of earlier tasks, while the last task is
                            trained; 100 for joint training; missing if a method keeps earlier videos elsewhere
-    cost/tower_copies      image towers next to the one that encodes: teachers, previous models, momentum encoders
+    cost/tower_copies      image towers in addition to the encoder: teachers, previous models, momentum encoders
     cost/reencoding_gmacs  multiply-adds (10^9) of videos that the method encoded again over the stream; 0 if none
     cost/pair_gmacs        multiply-adds (10^9) of a training step for each of its pairs, in a batch of the last task
     cost/train_gmacs       multiply-adds (10^9) of all training steps, forward and backward: `cost/pair_gmacs` times the
@@ -40,7 +40,7 @@ from ctvr.orchestrator.learning.training.unique_videos import Losses
 
 
 def step_costs(method: Method, data: StreamData) -> dict[str, float]:
-    """Return costs of the last task between a run's last step and its `end_task`.
+    """Return the costs that are known only between a run's last step and its last `end_task`.
 
     They are `cost/tower_copies`, `cost/replay_share` and, with one worker, `cost/pair_gmacs`.
 

@@ -47,8 +47,8 @@ class AdamWHF(torch.optim.Optimizer):
 class BertAdam(torch.optim.Optimizer):
     """Adam of the first BERT codes, used by CLIP4Clip (modules/optimization.py) and MV-Adapter.
 
-    It differs from torch.optim.AdamW in three points: it lacks a bias correction, it computes the decay from the
-    weights before the step, and it clips each tensor's gradient separately to `max_norm` (if None, it does not clip).
+    It differs from torch.optim.AdamW in three points: it lacks a bias correction, computes the decay from the
+    weights before the step, and clips each tensor's gradient separately to `max_norm` (None: no clipping).
     """
 
     def __init__(self, params: Any, betas: tuple[float, float], eps: float, max_norm: float | None) -> None:

@@ -69,7 +69,7 @@ class Workers:
         """Return `encode(rows)`, computed with the rows split over all workers.
 
         Args:
-            is_for_all: whether every worker gets the result; otherwise only rank 0 does, and the others get 0 rows.
+            is_for_all: whether every worker gets the result; otherwise only rank 0 does, and other workers get 0 rows.
         """
         if self.size == 1:
             return encode(rows)
@@ -159,7 +159,7 @@ def _parts(mine: Tensor | None, size: int, group: Any = None, rank: int | None =
 
     Args:
         mine: rows (N, ...) of this worker on the CPU, or None. N may differ between workers. The second of three
-            dimensions (words) may differ, too, and is padded with zeros.
+            dimensions (words) may also differ, and is padded with zeros.
         size: number of workers.
         group: process group on the CPU.
         rank: rank of this worker, if only rank 0 receives the rows; if None, every worker receives them.

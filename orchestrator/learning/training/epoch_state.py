@@ -69,7 +69,8 @@ class EpochState:
 
     Attributes:
         done: finished epochs.
-        best: score and state of the best epoch (of equal ones the last) with `evaluation.select=best`; otherwise None.
+        best: score and state of the best epoch (of equal epochs the last) with `evaluation.select=best`; otherwise
+            None.
         waited: number of epochs since the score last rose, counted from `evaluation.patience_start` on.
         is_over: whether training stops early (`evaluation.patience`).
     """
@@ -166,7 +167,7 @@ class Pauses:
         return self.workers.broadcast(asked)
 
     def _save(self, state: EpochState, optimizer: torch.optim.Optimizer, record: RunState, is_needed: bool) -> None:
-        """Store a pause, and remove earlier ones. Without `is_needed`, training continues if the store fails."""
+        """Store a pause, and remove earlier pauses. Without `is_needed`, training continues if the store fails."""
         reads = self.workers.all_gather_union(self.reads.names)
         self._stored = time.monotonic()
         if self.workers.rank:
@@ -247,7 +248,7 @@ class Pauses:
         return sorted(self.commits.store.list(PAUSES, f"{self.commits.run}/task_"))
 
     def _newest(self, done: int) -> str:
-        """Return the name of the newest pause after `done` finished tasks, or "" if there is none; remove all others.
+        """Return the name of the newest pause after `done` finished tasks ("" if none exists); remove other pauses.
 
         The pause must continue from the commit that this run continues from, and its objects must exist undamaged.
         """

@@ -168,7 +168,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def _average(method: Method) -> None:
-    """Average gradients over all workers; a tensor without a gradient on every worker keeps None."""
+    """Average gradients over all workers; a tensor that has no gradient on any worker keeps None."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return
     trained = [parameter for parameter in method.parameters() if parameter.requires_grad]

@@ -20,7 +20,7 @@ SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")  # Ctrl-C, a scheduler, a c
 
 
 def no_request() -> Request:
-    """Return no request."""
+    """Return "", which means that nothing is requested."""
     return ""
 
 
@@ -44,7 +44,7 @@ class Interruption:
         return "stop" if self.is_stopping else asked
 
     def stop(self) -> bool:
-        """Request the end; return False if the run must end at once, because it cannot pause or was asked before."""
+        """Request the end of the run; return False if it must end at once: it cannot pause, or an end was requested."""
         if self.is_stopping or not self.can_pause:
             return False
         self.is_stopping = True
@@ -53,9 +53,9 @@ class Interruption:
 
 @contextlib.contextmanager
 def stop_at_signals(interruption: Interruption) -> Iterator[None]:
-    """Let the first signal in a `with` block end the run at its next pause, and a second one raise KeyboardInterrupt.
+    """Let a first signal in a `with` block end the run at its next pause; let a second signal raise KeyboardInterrupt.
 
-    Within two seconds only Ctrl-C counts as a second one (`is_repeated`). Signals that this process ignores remain
+    Within two seconds only Ctrl-C counts as a second signal (`is_repeated`). Signals that this process ignores remain
     ignored. Outside the main thread the function has no effect.
     """
 

@@ -1,7 +1,7 @@
 """The continual task loop; depends on torch, not on Ray, MLflow or files.
 
 For every task: begin, train, end, store the gallery, evaluate, commit, report. All randomness is seeded
-from (seed, task, epoch, rank), so that a run that was killed and resumed equals an uninterrupted one.
+from (seed, task, epoch, rank), so that a run that was killed and resumed equals an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class Loop:
         epoch: int,
         per_epoch: int,
     ) -> dict[str, float]:
-        """Train one pass; return the means of loss terms and batch metrics. `weights`: see `batch_weights`."""
+        """Train one epoch; return the means of loss terms and batch metrics. `weights`: see `batch_weights`."""
         optim = self.config.optim
         progress = EpochMetrics(self.workers.device, f"{task.name}, epoch {epoch + 1}")
         optimizer.zero_grad(set_to_none=True)
@@ -261,7 +261,7 @@ class Loop:
         return self.method.declared.reencodes_gallery or self.protocol.reencodes_gallery
 
     def _tasks_to_encode(self, task: int) -> list[int]:
-        """Return the tasks whose videos the current model encodes: `task`, with earlier ones if it re-encodes."""
+        """Return the tasks whose videos the current model encodes: `task`, or all tasks up to it with re-encoding."""
         return list(range(task + 1)) if self._reencodes else [task]
 
     def _encode_galleries(self, task: int, split: str) -> list[Tensor]:

@@ -160,9 +160,9 @@ def _by_epoch(step: int, steps: int, steps_per_epoch: int, warm: int) -> float:
 def batch_weights(sizes: Sequence[int], accumulate: int) -> list[float]:
     """Return the weight of each batch's loss in its optimizer step: its share of the pairs of the step's batches.
 
-    A loss is a mean over pairs, so with these weights a step equals the step of one batch with all pairs, even if the
-    last group of an epoch has fewer batches, or a batch has fewer pairs. Every worker has the same part of each batch,
-    so the weights are valid on all workers.
+    A loss is a mean over pairs, so with these weights a step equals the step of one batch with all pairs. This holds
+    even if the last group of an epoch has fewer batches, or a batch has fewer pairs. Every worker has the same part of
+    each batch, so the weights are valid on all workers.
 
     Args:
         sizes: pairs in each of the epoch's batches, > 0.

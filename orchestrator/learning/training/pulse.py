@@ -1,8 +1,8 @@
 """Heartbeats of the workers that train one model together, and of a trial to its driver, to report stalls.
 
-A worker that is stopped, swapped out or disconnected does not raise an error; the others wait in a collective until it
-times out. Every worker therefore has a thread that sends a datagram to all others every few seconds, independently of
-the main thread: a slow worker still sends heartbeats, a stalled one does not.
+A worker that is stopped, swapped out or disconnected does not raise an error; the other workers wait in a collective
+until it times out. Every worker therefore has a thread that sends a datagram to all other workers every few seconds,
+independently of the main thread: a slow worker still sends heartbeats, a stalled worker does not.
 
 A trial also sends its *progress* (`report_progress`) to the driver of a sweep: the number of its steps, batches and
 stored objects. If the main thread hangs in a read or the GPU is lost, progress stops, although threads still run.
@@ -161,7 +161,7 @@ class Pulse:
         return "; ".join(line for _, line in sorted(self.standing.items()))
 
     def positions(self) -> str:
-        """Return the last known position of every worker; the worker at the earliest position delays the others."""
+        """Return the last known position of every worker; the worker at the earliest position delays all workers."""
         places = {**self.places, self.rank: progress()[0]}
         return ", ".join(f"worker {rank} is in {place or 'the start'}" for rank, place in sorted(places.items()))
 

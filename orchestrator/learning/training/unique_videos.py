@@ -1,8 +1,8 @@
 """Encoding of each distinct video of a batch only once.
 
-In a stream with 20 captions per video, a batch of 32 pairs has about 14 videos. Without augmentation and dropout in
-the encoder, the features of a video are equal in all its rows, and so is the sum of the gradients with respect to the
-video, except for the order of additions.
+In a stream with 20 captions per video, a batch of 32 pairs has about 14 videos. Without augmentation and dropout in the
+encoder, the features of a video are equal in all its rows. The sum of the gradients with respect to the video is also
+equal, except for the order of additions.
 """
 
 from __future__ import annotations

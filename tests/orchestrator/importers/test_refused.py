@@ -132,7 +132,7 @@ REFUSED: dict[tuple[str, str], list[tuple[Any, str]]] = {
         ({"train": {1: {"a": []}}, "val": {1: {"a": []}, 2: {}}}, "different numbers of tasks"),
     ],
     ("actnet", "train_queries.json"): [
-        ({"v_a": {"timestamps": [[0, 1], [1, 2]], "sentences": ["a", "b"]}}, "2 sentences, the benchmark one"),
+        ({"v_a": {"timestamps": [[0, 1], [1, 2]], "sentences": ["a", "b"]}}, "2 sentences, the benchmark has one"),
         (
             {"v_a": {"timestamps": [[0, 1]], "sentences": []}},
             "'v_a': timestamps and sentences are not lists of equal length",
@@ -151,7 +151,7 @@ REFUSED: dict[tuple[str, str], list[tuple[Any, str]]] = {
         (ROW | {"file_name": "../../a.mp4"}, "path"),
         ("\n".join([json.dumps(ROW | {"answers": 5})] * 2), ": line 1: column answers is not a list"),
         (ROW | {"answers": [5]}, "answers"),
-        *((ROW | {name: ["x"]}, f": line 1: {name} is not a text") for name in ("task", "category", "video_id")),
+        *((ROW | {name: ["x"]}, f": line 1: {name} is neither a string") for name in ("task", "category", "video_id")),
     ],
     ("dataset", "train/metadata.csv"): [("file_name,caption\nv.mp4,a dog, brown\n", ": line 2: has 3 cells")],
     ("dataset", "metadata.csv"): [("file_name,text\ntrain/a.mp4,x\n", "both describe")],

@@ -202,7 +202,7 @@ def test_wrong_features_are_refused_in_one_line(exported, tmp_path, capsys):
         np.savez(tmp_path / f"{name}.npz", **arrays)
     for word, message in (
         ("missing.npz", f"lacks features of {len(videos) - 1} of {len(videos)} videos, the first"),
-        ("wide.npz", "has features of 4 dimensions, others of 3"),
+        ("wide.npz", "has features of 4 dimensions, others have 3"),
         ("nan.npz", "NaN or infinite"),
         ("huge.npz", "or values outside the float32 range"),
         ("cube.npz", "shape (2, 3, 4) of float64, not (frames, d) or (d,)"),

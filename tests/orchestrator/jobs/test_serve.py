@@ -151,7 +151,7 @@ def test_partial_run_has_the_settings_of_the_whole_run(half_trained):
     for commit in (execution.runs / "store" / "commits").rglob("*"):
         if commit.is_file() and run.tags["ctvr.commits"] in str(commit):
             commit.unlink()
-    with pytest.raises(ConfigError, match=r"has not finished a task yet\. Try again after the first"):
+    with pytest.raises(ConfigError, match=r"has not finished a task yet\. Try again after its first task"):
         NewestModel(run_id, execution).load()
 
 
