@@ -26,9 +26,14 @@ class BMUEnsembleConfig(MomentumConfig):
     """Settings of BMU-MoCo-ensemble, with ranges in search_spaces/."""
 
     ensemble_weights: tuple[float, float, float] = setting(
-        (1 / 3, 1 / 3, 1 / 3), doc="weights of theta, theta_m and theta~_m", unpublished=True, later=True
+        (1 / 3, 1 / 3, 1 / 3),
+        doc="ensemble weights of the encoder, its momentum encoder and the global momentum encoder",
+        unpublished=True,
+        later=True,
     )
-    method_start_task: int = setting(2, doc="first task of the method; earlier tasks are Base-MoCo")
+    method_start_task: int = setting(
+        2, doc="number, from 1, of the first task trained with the method; earlier tasks are trained with Base-MoCo"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

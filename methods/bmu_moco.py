@@ -42,14 +42,16 @@ class BMUMoCoConfig(ReviewConfig):
     use_global: bool = setting(True, doc="whether to use the momentum encoders of all tasks")
     method_start_task: int = setting(
         2,
-        doc="first task of the method; earlier tasks are Base-MoCo, so all rows of table 1 share their first task",
+        doc="number, from 1, of the first task trained with the method; earlier tasks are trained with Base-MoCo, so "
+        "all rows of table 1 have an equal first task",
         paper="1",
     )
     order: Literal["enc_first", "mom_first", "simultaneous"] = setting(
         "enc_first", doc="order of updates of the encoders and their momentum encoders in a step", paper="simultaneous"
     )
     global_init: Literal["pretrained", "after_task1"] = setting(
-        "pretrained", doc="time at which theta~_m is set to theta"
+        "pretrained",
+        doc="time at which the global momentum encoder theta~_m is initialized with the weights of the encoder theta",
     )
 
     def __post_init__(self) -> None:

@@ -61,13 +61,13 @@ class CAMoEConfig:
         "parts", doc="texts of the experts. parts: caption, nouns, verbs; whole: the caption for all (MTAC, table 4)"
     )
 
-    fusion: Scheme = setting("se", doc="weighting of frames for the sentence")
-    entity: Scheme = setting("attention", doc="weighting of frames for the entities")
-    action: Scheme = setting("attention", doc="weighting of frames for the actions")
+    fusion: Scheme = setting("se", doc="weighting of frames for the sentence expert")
+    entity: Scheme = setting("attention", doc="weighting of frames for the entity expert")
+    action: Scheme = setting("attention", doc="weighting of frames for the action expert")
     gate: Scheme = setting("se", doc="weighting of frames for the gate, AGG of eq. 10")
-    gates: Literal["single", "multi"] = setting("single", doc="gates. single: of the sentence; multi: of all (table 4)")
+    gates: Literal["single", "multi"] = setting("single", doc="gated experts. single: sentence; multi: all (table 4)")
     tasks: Literal["three", "sentence"] = setting(
-        "three", doc="trained matchings; sentence: the single task of table 4, with all experts (not published)"
+        "three", doc="trained matchings. three: one per expert; sentence: the single task of table 4 (not published)"
     )
     num_frames: int = setting(16, doc="maximum number of frames of a video, for which se and attention have weights")
     se_reduction: int = setting(
@@ -82,8 +82,8 @@ class CAMoEConfig:
         unpublished=True,
         part="loss",
     )
-    gain: Gain = setting("batch", doc="factor of the prior. batch: the batch size, as in the code; one: 1, as printed")
-    reduction: Reduction = setting("sum", doc="mean or sum of both directions of the loss; eq. 13: sum", part="loss")
+    gain: Gain = setting("batch", doc="factor of the prior. batch: batch size, as in the code; one: 1, as in the paper")
+    reduction: Reduction = setting("sum", doc="mean or sum of the two directions' losses; eq. 13: sum", part="loss")
     mask_same_video: bool = setting(
         False, doc="whether to exclude other captions of the same video from the negatives", part="loss"
     )
@@ -92,7 +92,7 @@ class CAMoEConfig:
     )
     search_with: Stream = setting("sentence", doc="expert whose feature ranks videos (table 7)")
     revise: bool = setting(False, doc="whether to apply Dual Softmax over all queries at test time (transductive)")
-    test_temperature: float = setting(1.0, doc="temperature of the dual-softmax prior at test, as the authors advise")
+    test_temperature: float = setting(1.0, doc="temperature of the prior at test time (authors recommend the prior)")
 
     lr: float = setting(1e-7, doc="learning rate of both towers", part="recipe")
     lr_experts: float = setting(1e-4, doc="learning rate of experts and gate", part="recipe")

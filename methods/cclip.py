@@ -100,12 +100,17 @@ class CCLIPConfig(ScaleConfig):
         ("q", "v", "out", "fc", "proj"),
         doc="projections with adapters in every block, a selection of q, k, v, out, fc and proj",
     )
-    merge: float = setting(0.5, doc="factor by which adapters are merged after a task, eq. 2; 1: in full")
+    merge: float = setting(
+        0.5, doc="factor with which adapters are merged into the weights after a task, eq. 2 (1: full merge)"
+    )
     weight: float = setting(1.0, doc="weight of the consolidation loss", later=True, part="loss")
-    temperature: float = setting(0.07, doc="temperature T of eq. 5", unpublished=True, later=True, part="loss")
+    temperature: float = setting(
+        0.07, doc="temperature T of the consolidation loss, eq. 5", unpublished=True, later=True, part="loss"
+    )
     rows: Rows = setting(
         "stacked",
-        doc="rows of eq. 5. stacked: images, then captions; joined: one row per pair, with both features concatenated",
+        doc="rows of the similarity matrix in eq. 5. stacked: all images, then all captions; joined: one row per "
+        "pair, with both features concatenated",
         unpublished=True,
         later=True,
     )

@@ -87,11 +87,13 @@ class Clip4ClipConfig(ScaleConfig):
 
     lr: float = setting(1e-6, doc="learning rate of both towers", unpublished=True, part="recipe")
     sim_header: Literal["meanP", "seqLSTM", "seqTransf"] = setting(
-        "meanP", doc="module that processes frames before their mean"
+        "meanP", doc="module that processes the features of frames before their mean is computed"
     )
     sim_layers: int = setting(4, doc="number of blocks of seqTransf, at most the depth of CLIP's text tower")
     lr_head: float = setting(
-        1e-4, doc="learning rate of seqLSTM and seqTransf; the default is CLIP4Clip's for new modules", part="recipe"
+        1e-4,
+        doc="learning rate of the modules seqLSTM and seqTransf (default: the rate of new modules in CLIP4Clip)",
+        part="recipe",
     )
     frame_norm: Literal["none", "l2"] = setting("none", doc="normalization of each frame's feature before the mean")
     loss_reduction: Literal["mean", "sum"] = setting(

@@ -82,12 +82,14 @@ class CLIPViPConfig(ScaleConfig):
     lr: float = setting(1e-6, doc="learning rate of all weights", unpublished=True, part="recipe")
     num_proxies: int = setting(
         4,
-        doc='number of video proxies in addition to the class token. CTVR writes "4 video proxies" and its code adds '
-        "4; the original adds 3 (4 with the class token). Both counts give 151.29 M parameters after rounding",
+        doc="number of video proxies in addition to the class token. CTVR's paper and code use 4. The original code "
+        "uses 3 (4 with the class token). Both numbers give 151.29 M parameters after rounding",
     )
     num_frames: int = setting(12, doc="number of frames of a video")
     temporal_size: int | None = setting(
-        None, doc="number of time embeddings, interpolated to the frames; if none, one for each frame (CTVR)"
+        None,
+        doc="number of time embeddings, which are interpolated to the number of frames; none: one for each frame "
+        "(CTVR)",
     )
     proxy_init: Literal["normal", "copy_cls", "zeros"] = setting(
         "normal", doc="initialization of the video proxies", unpublished=True
@@ -97,7 +99,7 @@ class CLIPViPConfig(ScaleConfig):
     )
     lr_scale: float | None = setting(
         None,
-        doc="learning rate of logit_scale; none: lr. CLIP-ViP uses 1e-5 on DiDeMo with ViT-B/16",
+        doc="learning rate of logit_scale; none: the value of lr. CLIP-ViP uses 1e-5 on DiDeMo with ViT-B/16",
         part="recipe",
     )
 

@@ -87,13 +87,15 @@ class CTPConfig:
     UNPUBLISHED = ("base.lr",)
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
-    momentum_weight: float = setting(1.0, doc="weight of the contrast with the momentum model", part="loss")
-    cross_weight: float = setting(1.0, doc="weight of the topology between the modalities", later=True, part="loss")
-    same_weight: float = setting(1.0, doc="weight of the topology within each modality", later=True, part="loss")
-    temperature: float = setting(0.07, doc="temperature T of the contrast with the momentum model", part="loss")
-    topology_temperature: float = setting(0.07, doc="temperature T' of both topologies", later=True, part="loss")
-    m: float = setting(0.9, doc="momentum from the second task on", later=True, part="recipe")
-    m_first: float = setting(0.995, doc="momentum in the first task", part="recipe")
+    momentum_weight: float = setting(1.0, doc="weight of the contrastive loss with the momentum model", part="loss")
+    cross_weight: float = setting(
+        1.0, doc="weight of the topology loss between the modalities", later=True, part="loss"
+    )
+    same_weight: float = setting(1.0, doc="weight of the topology loss within each modality", later=True, part="loss")
+    temperature: float = setting(0.07, doc="temperature T of the contrastive loss with the momentum model", part="loss")
+    topology_temperature: float = setting(0.07, doc="temperature T' of both topology losses", later=True, part="loss")
+    m: float = setting(0.9, doc="momentum of the momentum model from the second task on", later=True, part="recipe")
+    m_first: float = setting(0.995, doc="momentum of the momentum model in the first task", part="recipe")
     queue_size: int = setting(1024, doc="number of keys in a queue, which starts with random unit vectors", part="loss")
 
     def __post_init__(self) -> None:

@@ -80,15 +80,19 @@ class DARConfig:
     )
     route: Literal["block", "query"] = setting(
         "block",
-        doc="set that encodes an item. block: for a caption the set of the searched videos' task, for a video the set "
-        "of its own task; query: a set or a mixture of two sets, selected by prototypes",
+        doc="adapter set that encodes an item. block: the set of the task whose videos are searched (captions) or of "
+        "the video's own task (videos); query: one set, or a mixture of two sets, selected by prototypes",
     )
-    margin: float = setting(0.05, doc="margin gamma below which the best two sets are mixed, with route=query")
+    margin: float = setting(
+        0.05,
+        doc="margin gamma, with route=query: if the similarities of the best two adapter sets differ by less, the "
+        "sets are mixed",
+    )
     tau: float = setting(0.07, doc="temperature of the mixture, eq. 5", unpublished=True)
     reuse_above: float | None = setting(
         None,
-        doc="similarity of prototypes above which adapters of a task start as a copy of an earlier task's adapters; "
-        "none: never",
+        doc="similarity, of the features of a task's first batch with an earlier task's prototype, above which the "
+        "task's adapters start as a copy of the earlier adapters; none: no copies",
         unpublished=True,
         later=True,
     )

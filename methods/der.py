@@ -59,7 +59,8 @@ class DERConfig(ReplayConfig):
     alpha: float = setting(0.5, doc="weight of the distance to the stored outputs", unpublished=True, part="loss")
     target: Literal["features", "similarities"] = setting(
         "features",
-        doc="outputs of memory pairs that are kept: features, or similarities among the pairs",
+        doc="outputs of the model that are stored for the pairs in memory: their features, or the similarities among "
+        "the pairs",
         unpublished=True,
         later=True,
         part="loss",

@@ -96,8 +96,8 @@ class DGLConfig:
 
     lr: float = setting(
         2e-3,
-        doc="learning rate of all prompts; the default is the release's for MSR-VTT. For linear prompts, the release "
-        "has 1e-2 (LSMDC) and 5e-3 (VATEX)",
+        doc="learning rate of all prompts (default: the released rate for MSR-VTT). The released rates for linear "
+        "prompts are 1e-2 on LSMDC and 5e-3 on VATEX",
         part="recipe",
     )
     prompts: Literal["linear", "transformer"] = setting(
@@ -109,7 +109,7 @@ class DGLConfig:
         unpublished=True,
     )
     num_frames: int = setting(
-        12, doc="number of frames of a video; prompts=transformer has separate local prompts for each"
+        12, doc="number of frames of a video; with prompts=transformer, each frame has its own local prompts"
     )
     readout: Readout = setting(
         "global",

@@ -44,13 +44,19 @@ SIDES = ("text", "video")
 class DNSConfig:
     """Settings of DNS, with ranges in search_spaces/."""
 
-    lr: float = setting(1e-4, doc="learning rate of both heads; the released code has 1e-4", part="recipe")
+    lr: float = setting(1e-4, doc="learning rate of both heads (released code: 1e-4)", part="recipe")
     threshold: float = setting(
-        0.1, doc="eigenvalue above which a direction is protected, since previous pairs use it", later=True
+        0.1,
+        doc="eigenvalue above which a direction is protected, because the features of previous pairs vary in it",
+        later=True,
     )
     temperature: float = setting(0.07, doc="divisor of the similarities", unpublished=True, part="loss")
-    similarity: Literal["cosine", "dot"] = setting("cosine", doc="similarity of outputs")
-    directions: Literal["both", "text_to_video"] = setting("both", doc="directions of the loss", part="loss")
+    similarity: Literal["cosine", "dot"] = setting(
+        "cosine", doc="similarity between the outputs of captions and videos"
+    )
+    directions: Literal["both", "text_to_video"] = setting(
+        "both", doc="directions of the contrastive loss", part="loss"
+    )
     frame_norm: Literal["none", "l2"] = setting("none", doc="normalization of each frame's feature before the mean")
 
     def __post_init__(self) -> None:

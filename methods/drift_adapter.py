@@ -39,7 +39,10 @@ class ProcrustesConfig:
     name: Literal["procrustes"] = "procrustes"
     diagonal: bool = setting(False, doc="whether to scale each dimension after the map", later=True)
     ridge: float = setting(
-        1.0, doc="weight of the pull toward the identity, relative to the number of pairs", unpublished=True, later=True
+        1.0,
+        doc="weight of the penalty on the distance of the map from the identity, relative to the number of pairs",
+        unpublished=True,
+        later=True,
     )
 
     def __post_init__(self) -> None:
@@ -60,11 +63,11 @@ class DescentConfig:
     """Map that starts as the identity and is fitted by gradient descent."""
 
     diagonal: bool = setting(True, doc="whether to scale each dimension after the map", later=True)
-    lr: float = setting(1e-3, doc="learning rate of the map; our choice", later=True, part="recipe")
+    lr: float = setting(1e-3, doc="learning rate of the map (our choice)", later=True, part="recipe")
     steps: int = setting(
-        500, doc="number of steps that fit the map, each over all pairs; our choice", later=True, part="recipe"
+        500, doc="number of training steps of the map, each on all pairs (our choice)", later=True, part="recipe"
     )
-    decay: float = setting(1e-4, doc="weight decay of the map; our choice", later=True, part="loss")
+    decay: float = setting(1e-4, doc="weight decay of the map (our choice)", later=True, part="loss")
 
     def __post_init__(self) -> None:
         require(self, "> 0", "lr", hint="Use <name>=procrustes for a map without steps.")
@@ -139,13 +142,21 @@ class DriftAdapterConfig:
     map: ProcrustesConfig | LowRankConfig | MlpConfig = group(
         MAPS, "procrustes", doc="map from the new to the old model's caption space", later=True
     )
-    center: bool = setting(False, doc="whether to subtract each model's mean caption before the map", later=True)
+    center: bool = setting(
+        False, doc="whether to subtract the mean caption feature of each model before the map", later=True
+    )
     pairs: int = setting(20_000, doc="maximum number of captions to which a map is fitted", later=True)
     query_weight: float = setting(
-        0.0, doc="weight of QDC's distillation of captions, which the paper does not use", later=True, part="loss"
+        0.0,
+        doc="weight of the distillation of captions, as in QDC; Drift-Adapter's paper does not use it",
+        later=True,
+        part="loss",
     )
     video_weight: float = setting(
-        0.0, doc="weight of QDC's distillation of videos, which the paper does not use", later=True, part="loss"
+        0.0,
+        doc="weight of the distillation of videos, as in QDC; Drift-Adapter's paper does not use it",
+        later=True,
+        part="loss",
     )
 
     def __post_init__(self) -> None:

@@ -29,22 +29,26 @@ class DSLConfig:
     UNPUBLISHED = ("optim.epochs", "optim.warmup", "data.batch_size")
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
-    loss: bool = setting(True, doc="whether to revise the retriever's contrastive loss")
+    loss: bool = setting(True, doc="whether to use Dual Softmax in the retriever's contrastive loss")
     search: bool = setting(
-        True, doc="whether to revise the similarities of all queries at test time, which is transductive"
+        True, doc="whether to apply Dual Softmax to the similarities of all queries at test time (transductive)"
     )
     temperature: float = setting(
         1000.0, doc="temperature of the dual-softmax prior in the loss", unpublished=True, part="loss"
     )
     test_temperature: float = setting(1.0, doc="temperature of the dual-softmax prior at test time")
     gain: Gain = setting(
-        "batch", doc="factor of the prior. batch: the batch size, as in the code; one: 1, as printed", paper="one"
+        "batch",
+        doc="factor of the dual-softmax prior. batch: the batch size, as in the authors' code; one: 1, as in the paper",
+        paper="one",
     )
-    reduction: Reduction = setting("sum", doc="mean or sum of both directions of the loss; eq. 13: sum", part="loss")
+    reduction: Reduction = setting(
+        "sum", doc="mean or sum of the two directions of the loss (eq. 13: sum)", part="loss"
+    )
     weight: float = setting(
         1.0,
-        doc="weight of the revised loss, which replaces the retriever's weight of its contrastive loss (such as "
-        "1 - beta of FrameFusionMoE)",
+        doc="weight of the loss with Dual Softmax; it replaces the retriever's own weight of its contrastive loss, "
+        "for example 1 - beta of FrameFusionMoE",
         part="loss",
     )
 

@@ -47,12 +47,13 @@ class ERRingConfig(ReplayConfig):
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
     quota: Literal["dynamic", "static"] = setting(
         "dynamic",
-        doc="division of a ring. dynamic: among the tasks so far; static: among all tasks of the stream",
+        doc="division of the ring buffer. dynamic: among the tasks so far; static: among all tasks of the stream",
         part="loss",
     )
     ratio: float = setting(
         1.0,
-        doc="number of memory pairs per pair of the batch; a step costs 1 + ratio times as much",
+        doc="number of memory pairs per pair of the batch; a training step costs 1 + ratio times as much as without "
+        "memory",
         unpublished=True,
         part="loss",
     )

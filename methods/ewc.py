@@ -34,14 +34,15 @@ class EWCConfig:
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
     weight: float = setting(
         400.0,
-        doc="weight lambda of eq. 3; the default is the paper's for Atari games. A suitable value depends on the size "
-        "of the gradients",
+        doc="weight lambda of the penalty, eq. 3 (default: the paper's value for Atari games). A suitable value "
+        "depends on the size of the gradients",
         unpublished=True,
         part="loss",
     )
     decay: float = setting(
         1.0,
-        doc="factor gamma of the previous F after each task; 1: equal weights of all tasks, as in eq. 3",
+        doc="factor gamma of the previous Fisher information F after each task; 1: equal weights of all tasks, as in "
+        "eq. 3",
         unpublished=True,
         part="loss",
     )

@@ -36,7 +36,7 @@ class HeadRidgeConfig:
 
     UNPUBLISHED = ("method.ridge", "method.features")
 
-    ridge: float = setting(10.0, doc="weight of |W|^2 in the loss")
+    ridge: float = setting(10.0, doc="weight of the penalty |W|^2 on the map W in the loss")
     features: int = setting(0, doc="number h of random features; 0: the caption's feature itself")
     frame_norm: Literal["none", "l2"] = setting("none", doc="normalization of each frame's feature before the mean")
 

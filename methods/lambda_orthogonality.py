@@ -40,15 +40,17 @@ from ctvr.methods.settings import SettingError, group, require, setting
 class BackwardConfig:
     """Settings of the map B: its loss and its optimization."""
 
-    distance_weight: float = setting(1.0, doc="weight of the squared distance, eq. 2", unpublished=True, later=True)
+    distance_weight: float = setting(
+        1.0, doc="weight of the squared distance from the old features, eq. 2", unpublished=True, later=True
+    )
     contrastive_weight: float = setting(
         0.0, doc="weight of the contrastive loss of pairs; 0: no such loss", unpublished=True, later=True
     )
-    temperature: float = setting(0.07, doc="temperature of the contrastive loss; our choice", later=True, part="loss")
+    temperature: float = setting(0.07, doc="temperature of the contrastive loss (our choice)", later=True, part="loss")
     lr: float = setting(1e-3, doc="learning rate of the map", later=True, part="recipe")
     steps: int = setting(
         500,
-        doc="number of steps that fit the map, each over all pairs; our choice",
+        doc="number of training steps of the map, each on all pairs (our choice)",
         unpublished=True,
         later=True,
         part="recipe",
@@ -95,12 +97,12 @@ class RelaxedConfig(BackwardConfig):
     name: Literal["relaxed"] = "relaxed"
     relative_threshold: float = setting(
         0.53,
-        doc="distance lambda from orthogonal matrices below which the penalty hardly acts, eq. 6, divided by the root "
-        "of the width; the paper has 12 at width 512",
+        doc="distance lambda of the map from orthogonal matrices below which the penalty has almost no effect, eq. "
+        "6, divided by the square root of the width (paper: lambda = 12 at width 512)",
         later=True,
     )
     sharpness: float = setting(
-        10.0, doc="alpha, eq. 6: slope of the sigmoid at the threshold", unpublished=True, later=True
+        10.0, doc="slope alpha of the sigmoid at the threshold, eq. 6", unpublished=True, later=True
     )
 
     def __post_init__(self) -> None:
@@ -140,7 +142,7 @@ class LambdaOrthogonalityConfig:
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
     map: RelaxedConfig | StrictConfig = group(
-        MAPS, "relaxed", doc="map from the new to the old caption space", later=True
+        MAPS, "relaxed", doc="map from the new to the old model's caption space", later=True
     )
     pairs: int = setting(4096, doc="maximum number of captions to which a map is fitted", unpublished=True, later=True)
 

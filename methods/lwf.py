@@ -55,12 +55,13 @@ class LwFConfig:
     UNPUBLISHED = ("base.lr",)
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
-    weight: float = setting(1.0, doc="weight lambda_o of the distillation, eq. 1", unpublished=True, part="loss")
-    temperature: float = setting(2.0, doc="temperature T, eq. 3", part="loss")
+    weight: float = setting(1.0, doc="weight lambda_o of the distillation loss, eq. 1", unpublished=True, part="loss")
+    temperature: float = setting(2.0, doc="temperature T of the distillation, eq. 3", part="loss")
     student: Literal["video", "each", "pair"] = setting(
         "video",
-        doc="features of the student that are distilled. video: its videos, with the teacher's captions (CTVR, ZSCL); "
-        "each: also its captions, with the teacher's videos; pair: its captions with its videos",
+        doc="features that form the student's similarities. video: the student's videos and the teacher's captions "
+        "(CTVR, ZSCL); each: in addition, the student's captions and the teacher's videos; pair: the student's "
+        "captions and videos",
         unpublished=True,
         part="loss",
     )

@@ -33,7 +33,7 @@ class LwFMoCoConfig:
     UNPUBLISHED = MOCO_UNPUBLISHED
 
     base: str = setting("base_moco", doc="name of the wrapped momentum-contrast retriever, whose settings are base.*")
-    alpha: float = setting(1.0, doc="weight of the distillation", unpublished=True, later=True, part="loss")
+    alpha: float = setting(1.0, doc="weight of the distillation loss", unpublished=True, later=True, part="loss")
     tau: float = setting(0.07, doc="temperature tau_d of the distillation", unpublished=True, later=True, part="loss")
     distill: Literal["inbatch_kl", "queue_kl", "feature_l2"] = setting(
         "inbatch_kl",

@@ -86,7 +86,8 @@ class MoEAdapterConfig:
         "sot", doc="caption token that the router reads. sot: start of text; eot: end of text", unpublished=True
     )
     query_router: Literal["block", "last"] = setting(
-        "block", doc="router of a query. block: of the task whose videos are searched; last: of the current task"
+        "block",
+        doc="task whose router is used for a query. block: the task whose videos are searched; last: the current task",
     )
 
     def __post_init__(self) -> None:

@@ -76,15 +76,22 @@ class PLEVUConfig:
     postfix: int = setting(16, doc="number of postfix tokens b, at most a quarter of the text length", unpublished=True)
     layers: int = setting(
         2,
-        doc="number of transformer blocks over the frames; two give TempMe's parameter count, the documented command "
-        "has one",
+        doc="number of transformer blocks over the frames; two give the parameter count in TempMe's paper, whereas "
+        "the authors' documented command has one",
         unpublished=True,
     )
     heads: int = setting(8, doc="number of attention heads in the blocks over the frames")
-    num_frames: int = setting(12, doc="maximum number of frames of a video: rows of the table of frame positions")
-    tau: float = setting(0.07, doc="temperature, which is fixed and not CLIP's", part="loss")
+    num_frames: int = setting(
+        12, doc="maximum number of frames of a video, which is the number of learned frame positions"
+    )
+    tau: float = setting(
+        0.07, doc="temperature of the contrastive loss, which is fixed and replaces CLIP's temperature", part="loss"
+    )
     directions: Literal["both", "video"] = setting(
-        "both", doc="directions of the loss; video: each video over the captions, as released", part="loss"
+        "both",
+        doc="directions of the contrastive loss. both: both directions; video: each video compared with all "
+        "captions, as in the released code",
+        part="loss",
     )
 
     def __post_init__(self) -> None:

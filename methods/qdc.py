@@ -83,14 +83,14 @@ class QDCConfig:
     )
     subtract: Literal["since", "all"] = setting(
         "since",
-        doc="drifts that are subtracted from a query. since: of the tasks after the searched videos were stored; all: "
-        "of all tasks, as released",
+        doc="drifts that are subtracted from a query. since: those of the tasks after the searched videos were "
+        "stored; all: those of all tasks, as in the released code",
         later=True,
     )
     renormalize: bool = setting(
         True,
-        doc="whether to scale moved captions to unit length. The release does not, so they are shorter, which lowers "
-        "the scores of old videos",
+        doc="whether to scale captions to unit length after the drift is subtracted. The released code does not, so "
+        "captions are shorter and old videos get lower scores",
         later=True,
     )
 

@@ -44,14 +44,16 @@ class TempMeConfig(AdaptedConfig):
     reducer: ReducerConfig = group(
         {name: TRAINED_REDUCERS[name] for name in ("tempme", "tome", "none")},
         "tempme",
-        doc='token reduction; tome: row "+ToMe" of table 5, with adaptation=full',
+        doc='token reduction in the vision tower. tome: row "+ToMe" of table 5, with adaptation=full',
     )
     adaptation: Literal["lora", "full", "none"] = setting(
-        "lora", doc="trained weights of CLIP. lora: LoRA; full: all (table 5); none: none"
+        "lora",
+        doc="adaptation of CLIP. lora: LoRA is trained; full: all weights are trained (table 5); none: no weights "
+        "are trained",
     )
     rank: int = setting(8, doc="rank of LoRA")
     lr_clip: float = setting(
-        1e-6, doc="learning rate of both towers with adaptation=full; not published", part="recipe"
+        1e-6, doc="learning rate of both towers, with adaptation=full (not published)", part="recipe"
     )
 
     def __post_init__(self) -> None:

@@ -110,16 +110,24 @@ class UmtConfig:
 
     lr: float = setting(1e-5, doc="learning rate of all weights", part="recipe")
     rerank: int = setting(
-        128, doc="number of candidates that are re-ranked for each caption and each video; 0: ranks by s only"
+        128,
+        doc="number of candidates that are re-ranked for each caption and each video; 0: no re-ranking, only the "
+        "similarity s ranks",
     )
     hard_negatives: bool = setting(
-        True, doc="whether to sample negatives by similarity and not with equal probability", part="loss"
+        True,
+        doc="whether to sample negatives with probabilities that depend on similarity, instead of equal probabilities",
+        part="loss",
     )
     attends: Literal["video", "frame"] = setting(
-        "video", doc="tokens to which a patch attends: all tokens of the video, or the tokens of its frame (UMT4Clip)"
+        "video",
+        doc="tokens to which a patch attends. video: all tokens of the video; frame: the tokens of its frame "
+        "(UMT4Clip)",
     )
     reducer: ReducerConfig = group(
-        {name: REDUCERS[name] for name in UmtVision.reducers}, "none", doc="token reduction, with attends=frame"
+        {name: REDUCERS[name] for name in UmtVision.reducers},
+        "none",
+        doc="token reduction in the vision tower, with attends=frame",
     )
     num_words: int = setting(32, doc="maximum number of tokens of a caption, including [CLS]")
 

@@ -61,13 +61,17 @@ class UmtQAConfig:
     """Settings of UMT for questions, with ranges in search_spaces/."""
 
     lr: float = setting(2e-5, doc="learning rate of all weights", part="recipe")
-    answers: int = setting(1500, doc="number of the most frequent answers, which are ranked")
+    answers: int = setting(1500, doc="number of most frequent training answers that are candidates")
     k: int = setting(128, doc="number of candidates, selected by their first token, that are scored completely")
     attends: Literal["video", "frame"] = setting(
-        "video", doc="tokens to which a patch attends: all tokens of the video, or the tokens of its frame (UMT4Clip)"
+        "video",
+        doc="tokens to which a patch attends. video: all tokens of the video; frame: the tokens of its frame "
+        "(UMT4Clip)",
     )
     reducer: ReducerConfig = group(
-        {name: REDUCERS[name] for name in UmtVision.reducers}, "none", doc="token reduction, with attends=frame"
+        {name: REDUCERS[name] for name in UmtVision.reducers},
+        "none",
+        doc="token reduction in the vision tower, with attends=frame",
     )
     num_words: int = setting(25, doc="maximum number of tokens of a question, including [CLS]")
     answer_words: int = setting(5, doc="maximum number of tokens of an answer, including [CLS] and [SEP]")

@@ -41,7 +41,9 @@ class UpperBoundConfig:
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
     only_final: bool = setting(
-        False, doc="whether to train only once, at the last task, on the pairs of all tasks; zero-shot until then"
+        False,
+        doc="whether to train only once, at the last task, on the pairs of all tasks; the model is untrained until "
+        "then",
     )
 
 

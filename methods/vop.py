@@ -56,7 +56,8 @@ class VoPConfig:
 
     lr: float = setting(6e-4, doc="learning rate of all new weights, as in TempMe", unpublished=True, part="recipe")
     prompts: Literal["fixed", "context"] = setting(
-        "fixed", doc="prompts of frames. fixed: learned; context: computed from the video's frames (C)"
+        "fixed",
+        doc="prompts of frames. fixed: learned, equal for all videos; context: computed from the video's frames (C)",
     )
     num_prompts: int = setting(8, doc="number of prompts P of a frame, and of a video in `video_blocks`")
     prefix: int = setting(4, doc="number of prefix tokens a, at most an eighth of the text length")
@@ -64,7 +65,9 @@ class VoPConfig:
     video_blocks: int = setting(0, doc="number of last blocks in which all frames of a video attend to each other (F)")
     lstm_width: int = setting(768, doc="width of each LSTM direction, with prompts=context")
     readout: Literal["end", "past_end"] = setting(
-        "end", doc="caption token whose output is the feature. end: end of text; past_end: as released"
+        "end",
+        doc="caption token whose output is the feature. end: the end-of-text token; past_end: a padding token, as in "
+        "the released code",
     )
 
     def __post_init__(self) -> None:

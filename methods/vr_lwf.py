@@ -66,13 +66,13 @@ class VRLwFConfig:
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
     weight: float = setting(1.0, doc="weight of both distillation terms", unpublished=True, part="loss")
-    temperature: float = setting(2.0, doc="temperature T", part="loss")
-    sentences: int = setting(1000, doc="number of sentences R", unpublished=True)
-    length: int = setting(10, doc="number of words in a sentence", unpublished=True, part="loss")
+    temperature: float = setting(2.0, doc="temperature T of the distillation", part="loss")
+    sentences: int = setting(1000, doc="number R of random sentences for the distillation", unpublished=True)
+    length: int = setting(10, doc="number of words in a random sentence", unpublished=True, part="loss")
     student: Literal["video", "each"] = setting(
         "video",
-        doc="features of the student that are distilled. video: its videos (the reference); each: also its features "
-        "of the sentences, with the teacher's videos. each encodes R captions in every step",
+        doc="features of the student that are distilled. video: its videos (reference code); each: in addition, its "
+        "features of the R sentences, with the teacher's videos, so that R sentences are encoded in every step",
         unpublished=True,
         part="loss",
     )

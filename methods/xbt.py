@@ -49,13 +49,22 @@ class XBTConfig:
         "linear", doc="form of the projection p", unpublished=True, later=True
     )
     noise: float = setting(
-        0.02, doc="standard deviation of the noise in each dimension of a unit feature", unpublished=True, later=True
+        0.02,
+        doc="standard deviation of the noise that is added to each dimension of a normalized feature",
+        unpublished=True,
+        later=True,
     )
     loss: Literal["cosine", "squared"] = setting(
-        "cosine", doc="distance from the old feature that is minimized", unpublished=True, later=True
+        "cosine",
+        doc="distance between the mapped and the old feature, which is minimized",
+        unpublished=True,
+        later=True,
     )
     sentences: int = setting(
-        0, doc="number of random sentences in addition to the captions of a task", unpublished=True, later=True
+        0,
+        doc="number of random sentences to which the projection is fitted, in addition to the captions of a task",
+        unpublished=True,
+        later=True,
     )
     pairs: int = setting(
         20_000, doc="maximum number of texts to which a projection is fitted", unpublished=True, later=True
@@ -63,7 +72,7 @@ class XBTConfig:
     lr: float = setting(1e-3, doc="learning rate of the projection", unpublished=True, later=True, part="recipe")
     steps: int = setting(
         500,
-        doc="number of steps that fit the projection, each over all texts",
+        doc="number of training steps of the projection, each on all texts",
         unpublished=True,
         later=True,
         part="recipe",

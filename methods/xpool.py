@@ -71,9 +71,9 @@ class XPoolConfig(ScaleConfig):
 
     lr: float = setting(1e-6, doc="learning rate of both towers and the temperature", unpublished=True, part="recipe")
     lr_head: float = setting(
-        1e-5, doc="learning rate of X-Pool's pooling; 3e-5 on MSR-VTT-9k", unpublished=True, part="recipe"
+        1e-5, doc="learning rate of X-Pool's pooling module (MSR-VTT-9k: 3e-5)", unpublished=True, part="recipe"
     )
-    dropout: float = setting(0.3, doc="dropout rate in X-Pool's pooling", unpublished=True)
+    dropout: float = setting(0.3, doc="dropout rate in X-Pool's pooling module", unpublished=True)
     max_scale: float = setting(100.0, doc="upper bound of 1 / temperature after each step", part="recipe")
 
     def __post_init__(self) -> None:

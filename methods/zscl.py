@@ -67,31 +67,41 @@ class ZSCLConfig:
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
     weight: float = setting(1.0, doc="weight of both distillation terms", unpublished=True, part="loss")
-    temperature: float = setting(2.0, doc="temperature T", part="loss")
+    temperature: float = setting(2.0, doc="temperature T of the distillation", part="loss")
     reference: str = setting(
-        "embedded", doc="reference set: embedded, a folder of images with captions.txt, or a .safetensors file"
+        "embedded",
+        doc="reference set of the distillation: `embedded`, the path of a folder with images and captions.txt, or "
+        "the path of a .safetensors file",
     )
     reference_images: int | None = setting(
         None,
-        doc="number of images in a step over all workers, rounded up to a multiple of the number of workers; if none, "
-        "the number of pairs",
+        doc="number of reference images per step over all workers, rounded up to a multiple of the number of "
+        "workers; none: the number of pairs",
         part="loss",
     )
     reference_frames: int = setting(
-        1, doc="number of frames as which an image is repeated, for a retriever with a fixed number", part="loss"
+        1,
+        doc="number of times that a reference image is repeated as a frame, for a retriever with a fixed number of "
+        "frames",
+        part="loss",
     )
-    reference_texts: int = setting(1000, doc="number of texts R, the first ones of the set", part="loss")
+    reference_texts: int = setting(1000, doc="number R of reference texts, the first of the reference set", part="loss")
     average_every: int = setting(
-        10, doc="number of steps I between weight averages; 0: without averaging", unpublished=True, part="recipe"
+        10,
+        doc="number I of steps between two snapshots of the weight average; 0: no averaging",
+        unpublished=True,
+        part="recipe",
     )
     average_from: Literal["interval", "first"] = setting(
         "interval",
-        doc="first snapshot. interval: after I, 2I, .. steps; first: after 1, 1 + I, 1 + 2I, .., as released",
+        doc="steps after which snapshots are taken, with I = average_every. interval: I, 2I, ..; first: 1, 1 + I, 1 "
+        "+ 2I, .., as in the released code",
         part="recipe",
     )
     l2: float = setting(
         0.0,
-        doc='weight of the squared distance from the weights at the start of the task ("WC" in the paper\'s ablation)',
+        doc='weight of the squared distance of the weights from their values at the start of the task ("WC" in the '
+        "paper's ablation)",
         unpublished=True,
         part="loss",
     )

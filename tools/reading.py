@@ -17,7 +17,7 @@ from scipy import special
 from ctvr.orchestrator.tables.table import LEVEL
 
 HEADING = "\n## Reading\n\n"
-START = "**Orders that other columns reverse** (p < 0.05, Welch's test over seeds)."
+START = "**Other columns reverse the order of some rows** (p < 0.05, Welch's test over seeds)."
 NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)(?:±(\d+(?:\.\d+)?))?")
 
 

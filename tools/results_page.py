@@ -61,7 +61,7 @@ MEASURED = re.compile(
     r"^\d+ (?:runs|searches), .+, (?P<date>[\d-]{10}), (?P<commit>(?:commit|after|before) \w+)\. ", re.MULTILINE
 )
 CONDITIONS = "[Conditions of all tables](../RESULTS.md#conditions)"
-MARK = "**Measured on an older commit**, before these changes. "
+MARK = "**Measured on an older commit**: ctvr has changed since then. "
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,13 @@ RULES = (
     Rule(
         "2026-11-28",
         "0ee8a551",
-        "Only rows with equal access to data are now compared, and the best row of each such block is bold",
+        "A row is now compared only with rows of its block, which have equal access to data",
         columns=("R@1 vs best",),
     ),
     Rule(
         "2026-11-28",
         "7266501d",
-        "Ties in R@k are now counted by their expected value; shapes-5 has no ties",
+        "R@k now counts a tie by its expected value; shapes-5 has no ties",
         columns=("R@1 ↑", "over 3 seeds"),
     ),
     Rule(

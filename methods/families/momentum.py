@@ -79,14 +79,16 @@ class MomentumConfig:
         False, doc="whether to exclude keys of the query's own video from the negatives", part="loss"
     )
     inbatch_negatives: bool = setting(
-        False, doc="whether other keys of the batch are negatives, in addition to the queue", part="loss"
+        False,
+        doc="whether the keys of other pairs in the batch are negatives, in addition to the keys in the queue",
+        part="loss",
     )
     queue_init: Literal["empty", "random"] = setting(
         "empty", doc="initial content of the queues: empty, or random unit vectors", part="loss"
     )
     queue_across_tasks: Literal["keep", "reset"] = setting(
         "keep",
-        doc="keep or reset of the local queue at the start of a task; the global queue is always kept",
+        doc="whether the local queue is kept or reset at the start of a task; the global queue is always kept",
         part="loss",
     )
 
@@ -102,7 +104,10 @@ class ReviewConfig(MomentumConfig):
     """Settings of the methods that also update theta from its momentum encoders."""
 
     m_hat: float = setting(
-        0.99, doc="momentum of the reverse update, eq. 12; 1: no reverse update", later=True, part="recipe"
+        0.99,
+        doc="momentum of the reverse update, from the momentum encoder to the encoder, eq. 12; 1: no reverse update",
+        later=True,
+        part="recipe",
     )
     method_start_task: int = setting(
         2,

@@ -129,12 +129,15 @@ class ReplayConfig:
     """Settings of the replay buffer (`ReplayBuffer`). The paper of BMU-MoCo stores 10,000 pairs, a tenth of a task."""
 
     buffer_size: int = setting(
-        256, doc="maximum number of pairs in the replay buffer, which stores ids and reads frames again", part="loss"
+        256,
+        doc="maximum number of pairs in the replay buffer, which stores the IDs of pairs and reads their frames from "
+        "the store",
+        part="loss",
     )
     buffer_share: float | None = setting(
         None,
-        doc="share of the pairs of each previous task in the replay buffer, for example 0.05; replaces buffer_size and "
-        "buffer_policy; none: buffer_size is used",
+        doc="share of the pairs of each previous task that the replay buffer keeps, for example 0.05, instead of "
+        "buffer_size and buffer_policy; none: buffer_size is used",
         part="loss",
     )
     buffer_policy: Policy = setting(

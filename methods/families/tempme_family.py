@@ -77,7 +77,7 @@ class AdaptedConfig:
     lr: float = setting(6e-4, doc="learning rate of all weights added to CLIP", part="recipe")
     reducer: ReducerConfig = group(TRAINED_REDUCERS, "none", doc="token reduction in the vision tower")
     train_positions: Literal["all", "first"] = setting(
-        "all", doc="tasks that train clip positions: all, or first, so that later tasks keep those of the first task"
+        "all", doc="tasks that train the clip positions. all: every task; first: the first task only"
     )
 
     def __post_init__(self) -> None:

@@ -30,21 +30,24 @@ class FrameFusionMoEConfig:
     )
     ffa_layers: int = setting(
         10,
-        doc="number of blocks with FFA, at most the depth of the tower; section 4.4: 10 for MSRVTT, 12 for ACTNET",
+        doc="number of blocks with FFA, at most the depth of the tower (section 4.4: 10 for MSRVTT, 12 for ACTNET)",
         depth=True,
     )
     ffa_placement: Literal["shallowest", "deepest"] = setting(
-        "shallowest", doc="blocks with FFA: the shallowest of the tower (section 5.3), or the deepest (released code)"
+        "shallowest",
+        doc="position of the blocks with FFA: the shallowest blocks of the tower (section 5.3), or the deepest "
+        "(released code)",
     )
     ffa_direction: Literal["previous", "alternate"] = setting(
         "previous",
-        doc="frame that a frame attends to: previous (eq. 1), or alternate, the next in odd blocks (released code)",
+        doc="frame to which a frame attends. previous: the previous frame (eq. 1); alternate: the previous frame in "
+        "even blocks and the next in odd blocks (released code)",
         exact=True,
     )
     ffa_mix: Literal["add", "convex"] = setting(
         "add",
-        doc="mixture of spatial attention SA and cross-frame attention CA: add, SA + alpha CA (eq. 3); convex, "
-        "(1 - alpha) SA + alpha CA (released code)",
+        doc="mixture of spatial attention SA and cross-frame attention CA. add: SA + alpha CA (eq. 3); convex: (1 - "
+        "alpha) SA + alpha CA (released code)",
         exact=True,
     )
     ffa_output: bool = setting(
@@ -58,7 +61,7 @@ class FrameFusionMoEConfig:
         unpublished=True,
     )
     alpha_init: float = setting(
-        0.0, doc="initial alpha; not published; with 0 the untrained model equals CLIP", unpublished=True
+        0.0, doc="initial value of alpha, not published; with 0 the untrained model equals CLIP", unpublished=True
     )
 
     # Text, section 3.4
@@ -70,7 +73,7 @@ class FrameFusionMoEConfig:
     )
     num_experts: int = setting(
         10,
-        doc="number of experts; section 4.4: 10 for MSRVTT, 5 for ACTNET; one expert without prototypes has no router",
+        doc="number of experts (section 4.4: 10 for MSRVTT, 5 for ACTNET); one expert without prototypes has no router",
         later=True,
     )
     top_k: int = setting(
@@ -82,7 +85,7 @@ class FrameFusionMoEConfig:
     )
     rank: int = setting(64, doc="rank of the experts; not published", unpublished=True)
     lora_alpha: float = setting(
-        256.0, doc="LoRA alpha; not published; lambda of eq. 6 is lora_alpha / rank = 4", unpublished=True
+        256.0, doc="LoRA alpha, not published; by default, lambda of eq. 6 is lora_alpha / rank = 4", unpublished=True
     )
     dropout: float = setting(0.1, doc="dropout rate of the input of the experts; not published", unpublished=True)
     noisy_router: bool = setting(
@@ -105,13 +108,14 @@ class FrameFusionMoEConfig:
     )
     references: Literal["all", "batch"] = setting(
         "all",
-        doc="videos of previous tasks in a step of eq. 8: all, or batch, one batch after the other (released code)",
+        doc="videos of previous tasks that a training step uses in the cross-task loss, eq. 8. all: all of them; "
+        "batch: one batch, the next step the next batch (released code)",
         part="loss",
     )
     reference_source: Literal["gallery", "train"] = setting(
         "gallery",
-        doc="videos of previous tasks in eq. 8: gallery, unlabeled test videos, which section 3.1 defines as the "
-        "database; train, training videos",
+        doc="source of the videos of previous tasks in the cross-task loss, eq. 8. gallery: unlabeled test videos, "
+        "which section 3.1 defines as the database; train: training videos",
         part="loss",
     )
     loss_reduction: Literal["mean", "sum"] = setting(
@@ -121,25 +125,25 @@ class FrameFusionMoEConfig:
     )
     logit_scale: float | None = setting(
         None,
-        doc="fixed value of log(1 / temperature); none: the value of the CLIP checkpoint; released code: 4.60",
+        doc="fixed value of log(1 / temperature) (released code: 4.60); none: the value of the CLIP checkpoint",
         part="loss",
     )
 
     lr_text: float = setting(
         4e-6,
-        doc="learning rate of the text experts in later tasks; section 4.4: 4e-6 (MSRVTT), 6e-6 (ACTNET)",
+        doc="learning rate of the text experts from task 2 on (section 4.4: 4e-6 for MSRVTT, 6e-6 for ACTNET)",
         later=True,
         part="recipe",
     )
     lr_vision: float = setting(
         4e-6,
-        doc="learning rate of frame fusion in later tasks; section 4.4: 4e-6 (MSRVTT), 6e-6 (ACTNET)",
+        doc="learning rate of frame fusion from task 2 on (section 4.4: 4e-6 for MSRVTT, 6e-6 for ACTNET)",
         later=True,
         part="recipe",
     )
     lr_other: float = setting(
         4e-6,
-        doc="learning rate of alpha and prototypes in later tasks; section 4.4: 4e-6 (MSRVTT), 6e-6 (ACTNET)",
+        doc="learning rate of alpha and prototypes from task 2 on (section 4.4: 4e-6 for MSRVTT, 6e-6 for ACTNET)",
         later=True,
         part="recipe",
     )

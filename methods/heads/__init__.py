@@ -41,7 +41,9 @@ class HeadConfig(ScaleConfig):
     UNPUBLISHED = ("method.lr", "method.side")
 
     side: Side = setting(
-        "queries", doc="towers that get a head: queries (captions), videos or both; queries keeps stored videos valid"
+        "queries",
+        doc="towers with a head: queries (captions), videos or both; with queries, stored features of videos stay "
+        "valid",
     )
     lr: float = setting(1e-3, doc="learning rate of the heads and the temperature", part="recipe")
     frame_norm: Literal["none", "l2"] = setting("none", doc="normalization of each frame's feature before the mean")

@@ -40,7 +40,11 @@ class ImageReplayConfig:
     buffer_size: int = setting(256, doc="maximum number of images in the replay buffer", part="loss")
     rows: int = setting(256, doc="number of images sampled from the replay buffer in a step")
     alpha: float = setting(
-        0.4, doc="parameter of Beta(alpha, alpha) in LUMP, weight of the distance in DER", unpublished=True, part="loss"
+        0.4,
+        doc="in LUMP, parameter of the distribution Beta(alpha, alpha) of mixing factors; in DER, weight of the "
+        "distance to the stored outputs",
+        unpublished=True,
+        part="loss",
     )
     norm: Literal["cifar", "tiny-imagenet"] = setting(
         "cifar", doc="data set whose mean and standard deviation normalize stored images"

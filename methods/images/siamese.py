@@ -39,7 +39,9 @@ class SiameseConfig:
     loss: Literal["simsiam", "barlow"] = setting("simsiam", doc="loss of two views: SimSiam or Barlow Twins")
     width: int = setting(2048, doc="width of projected features")
     bottleneck: int = setting(512, doc="hidden width of the predictor")
-    off_diagonal: float = setting(0.005, doc="lambda of Barlow Twins, eq. 1", part="loss")
+    off_diagonal: float = setting(
+        0.005, doc="weight lambda of the off-diagonal terms in Barlow Twins, eq. 1", part="loss"
+    )
     lr: float = setting(0.03, doc="learning rate for a batch of 256 images", unpublished=True, part="recipe")
 
     def __post_init__(self) -> None:

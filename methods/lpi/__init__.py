@@ -99,19 +99,21 @@ class LPIConfig:
     )
     route: Literal["block", "query"] = setting(
         "block",
-        doc="task whose prompts encode an item: block, the task of a video, and the task whose videos a caption "
-        "searches; query, the task with the nearest center",
+        doc="task whose prompts encode an item. block: the video's own task, or for captions the task whose videos "
+        "are searched; query: the task with the nearest center",
     )
     centres: int = setting(5, doc="number of centers per task and modality, with route=query")
     align_weight: float = setting(0.1, doc="weight of the alignment of the prompts of both towers", part="loss")
     align_temperature: float = setting(
-        0.01, doc="temperature by which the alignment divides the prompts of each tower", part="loss"
+        0.01, doc="temperature that divides the prompts of each tower in the alignment", part="loss"
     )
     task_weight: float = setting(
-        0.0, doc="weight of the loss on similar tasks; released code: 0.1", later=True, part="loss"
+        0.0, doc="weight of the loss on similar tasks (released code: 0.1)", later=True, part="loss"
     )
     task_temperature: float = setting(0.001, doc="temperature of the loss on similar tasks", later=True, part="loss")
-    similar_above: float = setting(0.4, doc="cosine above which two tasks count as similar", later=True, part="loss")
+    similar_above: float = setting(
+        0.4, doc="cosine similarity above which two tasks count as similar", later=True, part="loss"
+    )
     double_sigmoid: bool = setting(
         False,
         doc="whether to apply a second sigmoid in the loss on similar tasks, as in the released code",

@@ -80,15 +80,15 @@ class MVAdapterConfig:
 
     lr: float = setting(5e-6, doc="learning rate of adapters and shared vectors", unpublished=True, part="recipe")
     lr_bias: float = setting(
-        1e-7, doc="learning rate of all biases of CLIP; 0: they are not trained", unpublished=True, part="recipe"
+        1e-7, doc="learning rate of all biases of CLIP; 0: the biases are not trained", unpublished=True, part="recipe"
     )
     bottleneck: int = setting(64, doc="width m of an adapter")
     heads: int = setting(2, doc="number of attention heads of the transformer block in an adapter")
-    tied: int = setting(2, doc="number of last blocks in which both towers share a vector; LSMDC: 3, ActivityNet: 1")
+    tied: int = setting(2, doc="number of last blocks in which both towers share a vector (LSMDC: 3, ActivityNet: 1)")
     tying: Tying = setting(
         "down_out",
-        doc="side of the down projection that the shared vector scales: down_out, outputs; down_in, inputs (MSVD, "
-        "LSMDC, ActivityNet); none, no shared vector",
+        doc="side of the down projection that the shared vector scales. down_out: its outputs; down_in: its inputs "
+        "(MSVD, LSMDC, ActivityNet); none: no shared vector",
     )
     num_frames: int = setting(12, doc="maximum number of frames of a video")
     num_words: int = setting(32, doc="maximum number of tokens of a caption; longer captions are cut")

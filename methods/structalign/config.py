@@ -17,11 +17,11 @@ class StructAlignConfig:
 
     UNPUBLISHED = ("optim.weight_decay", "optim.warmup", "data.num_frames")
 
-    lr_first: float = setting(2e-5, doc="learning rate in the base task", part="recipe")
-    lr: float = setting(3e-6, doc="learning rate in later tasks; 6e-6 on ACTNET", later=True, part="recipe")
+    lr_first: float = setting(2e-5, doc="learning rate in task 1", part="recipe")
+    lr: float = setting(3e-6, doc="learning rate from task 2 on (ACTNET: 6e-6)", later=True, part="recipe")
     lr_other: float = setting(
         1e-5,
-        doc="learning rate of learned prototypes and of alpha of frame fusion in later tasks",
+        doc="learning rate of learned prototypes and of frame fusion's factor alpha from task 2 on",
         part="recipe",
     )
     lambda1: float = setting(0.1, doc="weight of the ETF alignment, eq. 18", part="loss")
@@ -47,10 +47,12 @@ class StructAlignConfig:
         32.0, doc="LoRA alpha in the vision tower, where the factor is vision_alpha / vision_rank; eq. 5 has factor 1"
     )
     etf_num_classes: int | None = setting(
-        None, doc="number C of categories, or an upper bound; none: number of categories of the stream"
+        None, doc="number C of categories, or an upper bound of it; none: the stream's number of categories"
     )
     prototypes: Literal["fixed", "learned"] = setting(
-        "fixed", doc="prototypes: fixed, the ETF of eq. 7; learned, with a penalty on the distance from the ETF"
+        "fixed",
+        doc="kind of prototypes. fixed: the ETF (equiangular tight frame) of eq. 7; learned: trained with a penalty "
+        "on the distance from the ETF",
     )
     prototype_weight: float = setting(
         1.0, doc="weight omega of the penalty on the distance of learned prototypes from the ETF", part="loss"
@@ -64,32 +66,33 @@ class StructAlignConfig:
     pseudo_per_pair: int = setting(2, doc="number of pseudo pairs for each real pair", unpublished=True, part="loss")
     # Settings in which the released code differs from the paper
     adapters: Literal["lora", "task_aware"] = setting(
-        "lora", doc="adapters of both towers: lora, eqs. 2-5; task_aware, those of FrameFusionMoE"
+        "lora", doc="adapters of both towers. lora: eqs. 2-5; task_aware: the adapters of FrameFusionMoE"
     )
-    fusion_layers: int = setting(10, doc="number of last blocks with frame fusion, if adapters=task_aware")
+    fusion_layers: int = setting(10, doc="number of last blocks that have frame fusion, with adapters=task_aware")
     etf_frame: Literal["orthonormal", "gaussian"] = setting(
-        "orthonormal", doc="matrix U of eq. 7: orthonormal columns, or a random Gaussian matrix (released code)"
+        "orthonormal",
+        doc="matrix U of eq. 7. orthonormal: orthonormal columns; gaussian: a random Gaussian matrix (released code)",
     )
     heads: Head = setting(
-        "mlp", doc="projections g_t and g_v: mlp, trained MLPs; frozen_linear, fixed random matrices (released code)"
+        "mlp", doc="projections g_t and g_v. mlp: trained MLPs; frozen_linear: fixed random matrices (released code)"
     )
     pseudo: Literal["inputs", "shared", "clip"] = setting(
         "inputs",
-        doc="features that pseudo pairs imitate: inputs, inputs of the heads; shared, outputs of the heads; clip, unit "
-        "inputs of the heads (released code)",
+        doc="features that pseudo pairs imitate. inputs: inputs of the heads; shared: outputs of the heads; clip: "
+        "normalized inputs of the heads (released code)",
         paper="shared",
         part="loss",
     )
     swap_heads: bool = setting(
         False,
-        doc="whether pseudo features pass through the head of the other modality, if pseudo=clip",
+        doc="whether pseudo features pass through the head of the other modality, with pseudo=clip",
         exact=True,
         part="loss",
     )
     lambda1_is: Literal["weight", "share"] = setting(
         "weight",
-        doc="meaning of lambda1: weight, factor of L_ETF; share, L_ETF is scaled in each step to lambda1 times the sum "
-        "of the other losses",
+        doc="use of lambda1. weight: L_ETF is multiplied by lambda1; share: in each step, L_ETF is scaled to lambda1 "
+        "times the sum of the other losses",
         exact=True,
         part="loss",
     )
@@ -108,27 +111,30 @@ class StructAlignConfig:
     )
     teacher: Literal["previous", "initial"] = setting(
         "previous",
-        doc="teacher of the relation-preserving loss: previous, theta_{k-1}; initial, zero-shot CLIP in all tasks",
+        doc="teacher of the relation-preserving loss. previous: the model after the previous task; initial: "
+        "zero-shot CLIP in all tasks",
         part="loss",
     )
     crp_rows: Literal["both", "text"] = setting(
-        "both", doc="directions of the relation-preserving loss: both, or text (from captions to videos)", part="loss"
+        "both",
+        doc="directions of the relation-preserving loss. both: both directions; text: only from captions to videos",
+        part="loss",
     )
     crp_on: Literal["similarity", "logits"] = setting(
         "similarity",
-        doc="input of eq. 17: similarity, similarities divided by tau2; logits, the logits of eqs. 19-20 divided by "
-        "tau2, with the loss multiplied by tau2^2",
+        doc="input of eq. 17. similarity: similarities divided by tau2; logits: the logits of eqs. 19-20 divided by "
+        "tau2, and the loss is multiplied by tau2^2",
         part="loss",
     )
     pads_are_words: bool = setting(
         False,
-        doc="whether padding counts as words, up to the longest caption of the task or of all queries (released code: "
-        "of the batch)",
+        doc="whether padding tokens count as words, up to the longest caption of the task in training or of all "
+        "queries in the search (released code: of the batch)",
     )
     score: Literal["words", "fused"] = setting(
         "words",
-        doc="score of a caption and a video: words, eq. 6; fused, mean of the z-scores of eq. 6 and of the cosine of "
-        "mean frame and end of text",
+        doc="score of a caption and a video. words: eq. 6; fused: mean of two z-scores, of eq. 6 and of the cosine "
+        "between the mean frame and the end-of-text feature",
     )
     reducer: ReducerConfig = group(
         REDUCERS,

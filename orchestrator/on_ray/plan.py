@@ -45,50 +45,50 @@ GROUPED_FROM = 16  # trials from which a search is grouped by default: two brack
 class SearchConfig:
     """Settings of a search (`search.*` on the command line)."""
 
-    trials: int = setting(8, doc="number of trials")
+    trials: int = setting(8, doc="number of trials of the search")
     searcher: str = setting(
         "auto",
-        doc="tpe (Optuna), grouped_tpe (groups that share their first task), random, grid, the name of an installed "
-        "package's searcher, or auto, which chooses by the budget",
+        doc="searcher: tpe (Optuna), grouped_tpe (TPE in groups of trials that share their first task), random, "
+        "grid, or the name of an installed package's searcher. auto: chosen by the number of trials",
     )
     scheduler: str = setting(
         "halving",
-        doc="halving; none: every trial runs to its end; or a scheduler that depends on timing: asha, hyperband, "
-        "median_stopping or bohb of Ray Tune, or the name of an installed package's scheduler",
+        doc="scheduler. halving: successive halving; none: no trial is stopped; asha, hyperband, median_stopping, "
+        "bohb: those of Ray Tune, which depend on timing; or the name of an installed package's scheduler",
     )
     bracket_size: int = setting(
-        8, doc="number of trials that are compared at a rung: a bracket; with `lag`, a trial and the ones before it"
+        8, doc="number of trials that are compared at a rung: a bracket or, with `lag`, a trial and those before it"
     )
     brackets_at_once: int = setting(
         0,
-        doc="number of brackets that run at the same time; each is proposed from results of those that ended before. "
-        "0: chosen when a sweep starts (enough to fill the cluster, or a `lag` instead) and recorded in its plan",
+        doc="number of brackets that run at the same time; each is proposed from brackets that ended before. 0: "
+        "chosen (to fill the cluster, or a `lag` instead) when a sweep starts, and recorded in its plan",
     )
     lag: int = setting(
         0,
-        doc="> 0: trials run without brackets; trial k is compared with the trials before it, and proposed from the "
-        "results of trials up to k - lag. A larger lag is faster, but more trials are random. 0: chosen when a sweep "
-        "starts, unless brackets_at_once is given, and recorded in its plan",
+        doc="lag of a search without brackets: trial k is proposed from the results of trials 1 to k - lag, and "
+        "compared with those before it. A larger lag is faster, but more trials are random. 0: chosen when a "
+        "sweep starts, unless brackets_at_once is set, and recorded in its plan",
     )
-    group_size: int = setting(4, doc="trials that share the settings of the first task, with grouped_tpe")
+    group_size: int = setting(4, doc="number of trials with equal settings of the first task, with grouped_tpe")
     min_survivors: int = setting(
-        2, doc="minimum number of trials that continue after a rung, of a bracket or, with `lag`, of the first trials"
+        2, doc="minimum number of trials of a bracket (with `lag`: of the first trials) that continue after a rung"
     )
     grace_tasks: int = setting(
-        1, doc="number of first tasks that every trial finishes; on a stream of one task, number of epochs"
+        1, doc="number of tasks (of epochs on a stream of one task) that every trial finishes before it can be stopped"
     )
-    reduction_factor: int = setting(2, doc="divisor of the number of trials at each rung")
+    reduction_factor: int = setting(2, doc="factor by which each rung divides the number of trials")
     confirm: int = setting(
         2,
-        doc="number of best trials that are run again on validation videos, in addition to the recommended settings; "
-        "0: none. With several objectives, number of trials of the Pareto front (8 unless given)",
+        doc="number of best trials that are trained again and compared with the recommended settings on validation "
+        "videos; 0: none. With several objectives, number of trials of the Pareto front (default: 8)",
     )
-    confirm_seeds: int = setting(3, doc="number of seeds of each confirmed trial")
+    confirm_seeds: int = setting(3, doc="number of new seeds of each trial that is confirmed")
     seed: int = setting(0, doc="seed of the searcher")
     metric: str = setting(
         GAIN,
-        doc="metric that ranks trials; a method's search space may name another. Several, comma-separated, are the "
-        "objectives of a search for a Pareto front",
+        doc="metric that ranks trials; a method's search space may have another default. Several metrics, "
+        "comma-separated, are the objectives of a search for a Pareto front",
     )
     mode: str = setting("max", doc="better direction of the metric, max or min; comma-separated for several metrics")
 

@@ -15,75 +15,89 @@ METRICS = Plugins("metric", "metrics", "evaluation.metrics")
 class EvaluationConfig:
     """Settings of evaluation and of the selection of an epoch."""
 
-    split: Literal["val", "test"] = setting("test", doc="evaluated split; searches optimize on val, tables report test")
+    split: Literal["val", "test"] = setting("test", doc="evaluated split; searches use val, and tables report test")
     select: Literal["last", "best"] = setting(
-        "last", doc="epoch whose weights are kept. best: highest R@1 on select_split (marked in tables)"
+        "last",
+        doc="epoch of a task whose weights are kept. last: the last epoch; best: the epoch with the highest R@1 on "
+        "select_split (tables have a footnote)",
     )
     select_split: Literal["val", "test", "same"] | None = setting(
         None,
-        doc="split on which select=best compares epochs. same: the evaluated split; none: val if the stream has "
-        "validation videos, otherwise the evaluated split",
+        doc="split on which epochs are compared, with select=best. same: the evaluated split; none: val if the "
+        "stream has validation videos, otherwise the evaluated split",
     )
     patience: int | None = setting(
         None,
-        doc="with select=best, number of epochs without improvement after which a task ends, counted from "
-        "`patience_start`",
+        doc="number of epochs without improvement after which a task ends, with select=best; the first "
+        "`patience_start` epochs do not count",
     )
-    patience_start: int = setting(10, doc="number of first epochs of a task that `patience` skips", exact=True)
-    batch_size: int = setting(32, doc="number of videos that are read, or captions that are encoded, in a step")
-    query_chunk: int = setting(512, doc="queries per scoring step")
+    patience_start: int = setting(
+        10, doc="number of epochs at the start of a task that `patience` does not count", exact=True
+    )
+    batch_size: int = setting(32, doc="number of videos or captions in a batch of the evaluation")
+    query_chunk: int = setting(512, doc="number of queries whose scores are computed at once")
     log_losses: bool = setting(
         False, doc="whether to log all losses on the evaluated split's pairs after every epoch (CAMoE, fig. 6)"
     )
     every_epoch: bool = setting(
         False,
-        doc="whether to measure the metrics of a task after each of its epochs, too, as epoch/...; searches of streams "
-        "with one task set it to stop trials early",
+        doc="whether to evaluate the model after every epoch, not only after every task, and log metrics as "
+        "epoch/...; searches on streams of one task set it, so that they can stop trials early",
     )
     own_gallery: Literal["alone", "cut"] = setting(
         "alone",
         doc="captions and videos over which scores in a task's own gallery are normalized (z-scores, Dual Softmax, "
-        "re-ranking). alone: of the task only; cut: of all tasks so far, so that BWF also changes with the gallery "
-        "(StructAlign's release)",
+        "re-ranking). alone: those of the task only; cut: those of all tasks so far, as in StructAlign's "
+        "released code, so that BWF also changes with the gallery",
     )
     oracle_task: bool = setting(
         False,
-        doc="whether to measure R@1 with a known task for each caption, after every task; all captions are encoded "
-        "again",
+        doc="whether to measure, after every task, R@1 if the task of each caption is known; all captions are "
+        "encoded a second time",
     )
     reencode: tuple[int, ...] = setting(
         (),
-        doc="shares (%) of the old videos that are re-encoded by the current model, oldest first, for the metrics "
-        "stream/index/... (docs/protocol.md); 0 is always measured, 100 gives the compatibility gap",
+        doc="percentages of the videos of earlier tasks that the current model re-encodes, oldest first, for the "
+        "metrics stream/index/... (docs/protocol.md); 0 is always measured, and 100 is needed for the "
+        "compatibility gap",
     )
-    reencode_after: Literal["all", "last"] = setting("last", doc="tasks after which `reencode` applies")
+    reencode_after: Literal["all", "last"] = setting(
+        "last", doc="tasks after which the percentages in `reencode` are measured"
+    )
     unlearned_tasks: bool = setting(
-        False, doc="whether to measure R@1 of the tasks not learned yet, in their own galleries, for forward transfer"
+        False,
+        doc="whether to measure R@1 of the tasks that are not learned yet, in their own galleries, for forward "
+        "transfer",
     )
     also: tuple[str, ...] = setting(
         (),
-        doc="other streams that are searched before task 1 and after every task, for the metrics stream/also/... and "
-        "the retention",
+        doc="names of other streams on which the model is evaluated before task 1 and after every task, for the "
+        "metrics stream/also/...",
     )
     distractors: tuple[int, ...] = setting(
-        (), doc="numbers of videos of `distractors_from` that are added to the gallery after the last task"
+        (), doc="numbers of videos of the stream `distractors_from` that are added to the gallery after the last task"
     )
-    distractors_from: str = setting("", doc="stream of the distractors, none of whose videos may be in the run")
+    distractors_from: str = setting(
+        "", doc="name of the stream of the distractors, which must not share videos with the stream of the run"
+    )
     costs: bool = setting(
         False,
-        doc="whether to count the multiply-adds of a video and of a query, the trained parameters and the stored "
-        "values after every task, as stream/cost/...; searches with such an objective set it",
+        doc="whether to log stream/cost/... after every task: multiply-adds per video and per query, trained "
+        "parameters and stored values (searches with a cost objective set it)",
     )
     metrics: tuple[str, ...] = setting(
         (),
-        doc="metrics of other packages, or MODULE:FUNCTION of your own, that are also computed in every evaluation, as "
-        "stream/t2v/... (docs/metrics.md)",
+        doc="additional metrics that every evaluation computes and logs as stream/t2v/...: names from other "
+        "packages, or MODULE:FUNCTION of your own code (docs/metrics.md)",
     )
-    knn_k: int = setting(200, doc="k of the second k-NN accuracy on image streams, equal after every task")
+    knn_k: int = setting(
+        200,
+        doc="number k of neighbors of the second k-NN accuracy on image streams, which is the same after every task",
+    )
     knn_share: float | None = setting(
         None,
-        doc="k as a share of a task's training images (at least 1 image), instead of `knn_k`; 0.02 gives the "
-        "release's 200 of CIFAR-10's 10,000 images",
+        doc="number k of neighbors as a share of a task's training images (at least 1 image), instead of `knn_k`; "
+        "0.02 gives the released code's 200 of 10,000 images on CIFAR-10",
     )
 
     def __post_init__(self) -> None:

@@ -35,7 +35,7 @@ from ctvr.orchestrator.streams.stream import Stream
 if TYPE_CHECKING:
     from ctvr.orchestrator.store.store import Store
 
-_ONLY_IF = "needed only if neither the JSON file next to it nor the architecture's tags determine it"
+_ONLY_IF = "needed only if neither the JSON file next to the weights nor a tag of the architecture determines it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +44,19 @@ class BackboneConfig:
 
     name: str = setting(
         "ViT-B-32-quickgelu",
-        doc="tiny-clip, tiny-clip-stem, UMT-B-16, UMT-L-16, an open_clip architecture, the path of one (FILE.json or "
-        "folder) or an entry point ctvr.backbones; for images resnet18 or resnet18-8 (narrow); vectors for features of "
-        "videos and captions",
+        doc="backbone: tiny-clip, tiny-clip-stem, UMT-B-16, UMT-L-16, the name of an open_clip architecture, the "
+        "path of an architecture (FILE.json or a folder) or a name from an entry point ctvr.backbones. For "
+        "images: resnet18 or resnet18-8 (narrow). For imported features: vectors",
     )
     weights: str = setting(
         "openai",
-        doc="shipped (of tiny-clip*, of the folder of an architecture or of an entry point), an open_clip tag, a local "
-        "file, random, or imported (only for vectors)",
+        doc="weights of the backbone: shipped (those of tiny-clip, tiny-clip-stem, the folder of an architecture or "
+        "an entry point), an open_clip tag, a local file, random, or imported (only with name=vectors)",
     )
-    sha256: str = setting("", doc="SHA-256 of a local pickle file (.pt), which is read only if it matches")
-    vocabulary: str = setting("", doc="path of BERT's vocab.txt, which only UMT needs, for its captions")
+    sha256: str = setting(
+        "", doc="SHA-256 digest of a local pickle file (.pt), which is read only if the digest matches"
+    )
+    vocabulary: str = setting("", doc="path of BERT's vocab.txt, for the captions of UMT (only UMT needs it)")
     activation: Literal["", "gelu", "quick_gelu"] = setting("", doc=f"activation of a local weights file, {_ONLY_IF}")
     mean: tuple[float, ...] = setting((), doc=f"pixel mean of a local weights file, {_ONLY_IF}; std follows from it")
     resize_mode: Literal["", "shortest", "squash", "longest"] = setting(
@@ -71,10 +73,14 @@ class BackboneConfig:
 class UpgradeConfig:
     """Replacement of the backbone within a stream, without re-encoding the index (learning/run/upgrade.py)."""
 
-    task: int = setting(0, doc="first task that the new backbone learns, 2 or more; 0: no upgrade")
+    task: int = setting(
+        0, doc="number, from 1, of the first task that the new backbone learns, 2 or more; 0: no upgrade"
+    )
     backbone: str = setting("", doc="name of the new backbone; values as for backbone.name")
     stream: str = setting(
-        "", doc="stream of the same videos and captions with features of the new embedder, instead of a backbone"
+        "",
+        doc="name of a stream of the same videos and captions with features of the new embedder, instead of a new "
+        "backbone",
     )
     weights: str = setting("shipped", doc="weights of the new backbone; values as for backbone.weights")
     sha256: str = setting("", doc="backbone.sha256 of the new backbone")
@@ -85,13 +91,14 @@ class UpgradeConfig:
     )
     queries: Literal["both", "map", "new"] = setting(
         "both",
-        doc="encoding of the captions that search the old videos. both: by the old model, two text passes per caption; "
-        "map: by the new model, and mapped to the old space; new: by the new model, unchanged (equal widths only)",
+        doc="encoding of the captions that search the old videos. both: by the old model, so each caption needs two "
+        "text passes; map: by the new model, then mapped to the old space; new: by the new model, unchanged "
+        "(equal widths only)",
     )
     map: Literal["procrustes", "linear"] = setting(
         "procrustes",
-        doc="map of captions, refitted after each task. procrustes: orthogonal map of Drift-Adapter; linear: map of "
-        "XBT, in closed form",
+        doc="map of captions to the old space, which is fitted again after each task. procrustes: the orthogonal map "
+        "of Drift-Adapter; linear: the map of XBT, in closed form",
     )
 
     def __post_init__(self) -> None:
@@ -122,22 +129,24 @@ class UpgradeConfig:
 class RunConfig:
     """Top-level settings of a run, which have no prefix."""
 
-    method: str = setting(doc="name from `ctvr methods`, or `module:Class`")
-    stream: str = setting(doc="name from `ctvr streams`, or a manifest file")
+    method: str = setting(doc="method: a name that `ctvr methods` lists, or `module:Class`")
+    stream: str = setting(doc="stream: a name that `ctvr streams` lists, or the path of a manifest")
     seed: int = setting(0, doc="seed of all random numbers")
     precision: Precision = setting(
-        "fp32", doc="number format of the forward pass; weights and optimizer stay float32; tf32 acts on GPUs only"
+        "fp32",
+        doc="number format of the forward pass; weights and optimizer state are always float32; tf32 has an effect "
+        "on GPUs only",
     )
     deterministic: bool = setting(
-        True, doc="whether to use deterministic GPU kernels only; false changes the key of a run"
+        True, doc="whether to use only deterministic GPU kernels; false gives a run another key"
     )
     compile: bool = setting(
         False,
-        doc="whether to apply torch.compile to the tower blocks that the method leaves unchanged; results differ by "
-        "rounding",
+        doc="whether to apply torch.compile to the tower blocks that the method does not change; results then differ "
+        "by rounding",
     )
     workers: int = setting(1, doc="number of processes that train one model together")
-    threads: int = setting(1, doc="number of torch threads on a CPU")
+    threads: int = setting(1, doc="number of torch threads of a process on a CPU")
 
     def __post_init__(self) -> None:
         require(self, ">= 1", "workers", "threads", hint="Use 1.")

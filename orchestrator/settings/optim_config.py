@@ -41,55 +41,71 @@ class OptimConfig:
 
     name: Optimizer | str = setting(
         "adamw",
-        doc="optimizer. adamw_hf: AdamW of early versions of transformers; bert_adam: BertAdam of CLIP4Clip; "
-        "sgd: SGD with `momentum`; or one of another package, or MODULE:FUNCTION (docs/metrics.md)",
+        doc="optimizer. adamw: AdamW of torch; adamw_hf: AdamW of early versions of transformers; bert_adam: "
+        "BertAdam of CLIP4Clip; sgd: SGD with `momentum`; or the name of another package's optimizer, or "
+        "MODULE:FUNCTION (docs/metrics.md)",
     )
-    epochs: int = setting(20, doc="epochs per task")
-    lr_scale: float = setting(1.0, doc="factor of every learning rate of the method")
+    epochs: int = setting(20, doc="number of epochs per task")
+    lr_scale: float = setting(1.0, doc="factor that multiplies every learning rate of the method")
     weight_decay: float = setting(
-        0.2, doc="weight decay of the tensors that `optim.decay_parameters` selects, times the learning rate"
+        0.2,
+        doc="weight decay of the tensors that `optim.decay_parameters` selects; each step multiplies it by the "
+        "learning rate",
     )
-    betas: tuple[float, float] = setting((0.9, 0.999), doc="decay rates of AdamW's moments")
-    eps: float = setting(1e-6, doc="constant in AdamW's denominator")
-    momentum: float = setting(0.0, doc="momentum of sgd")
+    betas: tuple[float, float] = setting((0.9, 0.999), doc="decay rates of the two moment estimates of AdamW")
+    eps: float = setting(1e-6, doc="constant that is added to AdamW's denominator")
+    momentum: float = setting(0.0, doc="momentum of the optimizer sgd")
     carry_momentum: bool = setting(
-        False, doc="with sgd, whether the momentum of each weight passes to the next task (divyam3897/UCL)", exact=True
+        False,
+        doc="whether the momentum of each weight is kept for the next task, with name=sgd (as in divyam3897/UCL)",
+        exact=True,
     )
     decay_parameters: Decay = setting(
         "matrices",
-        doc="tensors with weight decay. matrices: tensors of two or more dimensions; all; no_bias: tensors whose names "
-        'lack "bias", including LayerNorm gains; no_bias_or_scale: these without logit_scale; no_vectors: '
-        "all except one-dimensional tensors",
+        doc="tensors with weight decay. matrices: tensors of two or more dimensions; all: all tensors; no_bias: "
+        'tensors whose names do not contain "bias", so also LayerNorm gains; no_bias_or_scale: as no_bias, but '
+        "without logit_scale; no_vectors: all except one-dimensional tensors",
     )
-    warmup: float = setting(0.1, doc="warm-up as a fraction of a task's steps; above 1: as a number of steps")
-    warmup_tasks: Literal["first", "all"] = setting("all", doc="tasks with a warm-up")
+    warmup: float = setting(
+        0.1, doc="length of the warm-up as a fraction of a task's steps; a value above 1 is a number of steps"
+    )
+    warmup_tasks: Literal["first", "all"] = setting("all", doc="tasks whose learning rate has a warm-up")
     warmup_from: Literal["first", "zero"] = setting(
-        "first", doc="factor of the rate at step i of w warm-up steps. first: (i + 1) / w; zero: i / w", exact=True
+        "first",
+        doc="factor of the learning rate at step i = 0, 1, .. of w warm-up steps. first: (i + 1) / w; zero: i / w",
+        exact=True,
     )
     schedule: Schedule = setting("cosine", doc="learning-rate schedule after the warm-up; see docs/recipes.md")
     final_lr: float = setting(
-        0.0, doc="learning rate of a step for which the schedule gives 0 (CLIP-ViP: 1e-8)", exact=True
+        0.0, doc="learning rate of a step in which the schedule gives 0 (CLIP-ViP: 1e-8)", exact=True
     )
-    least: float = setting(0.0, doc="smallest share of the peak rate in any step, including the warm-up (UMT: 0.01)")
+    least: float = setting(
+        0.0, doc="minimum learning rate of any step, including the warm-up, as a share of the peak rate (UMT: 0.01)"
+    )
     final_share: float = setting(
-        0.0, doc="share of the peak rate to which a cosine or linear schedule falls (CTP: 0.01)", exact=True
+        0.0,
+        doc="final learning rate of a cosine or linear schedule, as a share of the peak rate (CTP: 0.01)",
+        exact=True,
     )
     num_cycles: float = setting(
         0.5,
-        doc="cycles of the cosine. 0.5: the rate falls to 0 once; CTVR's released code: 1.0, the rate falls and rises",
+        doc="number of cycles of a cosine schedule. 0.5: the rate falls to 0; 1.0 (CTVR's released code): the rate "
+        "falls to 0 and rises again",
         exact=True,
     )
     first_epoch_scale: float = setting(
-        0.1, doc="factor of the rate after the first epoch, with schedule=first_epoch (BMU-MoCo)", exact=True
+        0.1, doc="factor of the learning rate after the first epoch, with schedule=first_epoch (BMU-MoCo)", exact=True
     )
     grad_clip: float | None = setting(
-        1.0, doc="maximum norm of the gradient of all trained parameters; none: without a limit"
+        1.0, doc="maximum norm of the gradient of all trained parameters; none: no clipping"
     )
     accumulation_steps: int = setting(
-        1, doc="batches per optimizer step; their gradient equals the gradient of one large batch"
+        1, doc="number of batches per optimizer step; the gradient equals that of one batch with all their pairs"
     )
     activation_checkpointing: bool = setting(
-        False, doc="whether to recompute activations in the backward pass: less memory, bit-identical results"
+        False,
+        doc="whether to recompute activations in the backward pass, which needs less memory and gives bit-identical "
+        "results",
     )
 
     def __post_init__(self) -> None:

@@ -18,18 +18,18 @@ class TrackingConfig:
 
     mirror: Mirror | str = setting(
         "none",
-        doc="second tracker next to MLflow, which writes offline below the runs folder; or one of another package, or "
-        "MODULE:CLASS (docs/metrics.md)",
+        doc="second tracker in addition to MLflow, which writes offline below the runs folder; or the name of "
+        "another package's tracker, or MODULE:CLASS (docs/metrics.md)",
     )
     keep_checkpoints: bool = setting(
         False,
-        doc="whether to keep the weights after every task instead of the last two; the run then does not share tasks "
-        "with other runs",
+        doc="whether to keep the weights after every task instead of the last two tasks; the run then does not share "
+        "finished tasks with other runs",
     )
     pause_minutes: float = setting(
         15.0,
-        doc="minutes between two mid-task checkpoints, from which a killed run continues; 0: only at a signal or at "
-        "a machine's preemption notice",
+        doc="minutes between two pauses (checkpoints between epochs), from which a killed run continues; 0: pauses "
+        "only at a signal or at a machine's preemption notice",
     )
 
     def __post_init__(self) -> None:

@@ -14,18 +14,19 @@ from ctvr.orchestrator.tables.table import LEVEL, MISSING
 
 ORDER: tuple[Verdict, ...] = get_args(Verdict)
 RULE = (
-    "Asserts: effect in percent of the base row's value in the paper (forgetting: of its R@1), and in points of our "
-    "base row. Improvement: difference between the two rows, positive in the claimed direction, with its 95 % interval "
-    "over test videos and seeds (columns other than R@1: over seeds only), p, and q over all claims of this page "
-    "(Benjamini and Hochberg); for a cost, its ratio to that of the base row. Holds: the interval lies above 0, or "
-    "above minus the margin. Smaller than asserted: the interval lies below the asserted effect, but not below 0. "
-    "Contradicted: the interval lies below 0, or below minus the margin. Undecided: all other cases. Not judged: R@1 "
-    "of the base row is not distinguishable from chance, or a row cannot forget by construction. Could be seen: the "
-    "effect that this comparison detects in 4 of 5 cases. q is corrected for the number of claims; intervals are not."
+    "Asserts: the effect in the paper, in percent of the base row's value (for forgetting: of its R@1), and the same "
+    "percentage of our base row in points. Improvement: difference between the two rows, positive in the claimed "
+    "direction, with its 95 % interval over test videos and seeds (columns other than R@1: over seeds only), p, and q "
+    "over all claims of this page (Benjamini and Hochberg). For a cost, the improvement is its ratio to the cost of "
+    "the base row. Holds: the interval lies above 0 (or, for a claim with a margin, above minus the margin). Smaller "
+    "than asserted: the interval lies below the asserted effect, but not below 0. Contradicted: the interval lies "
+    "below 0 (or below minus the margin). Undecided: all other cases. Not judged: R@1 of the base row cannot be "
+    "distinguished from chance, or a row cannot forget by construction. Could be seen: the effect that this "
+    "comparison detects in 4 of 5 cases. q is corrected for the number of claims; intervals are not."
 )
 TUNING = (
-    "Every row has the recommended settings of its method for this stream. None was tuned again for its claims, and a "
-    "table states the number of trials that chose them."
+    "Every row has the recommended settings of its method for this stream. No row was tuned again for these claims. A "
+    "table of the rows states the number of trials that chose their settings."
 )
 TITLES = ("claim", "paper", "says", "asserts", "improvement", "could be seen", "verdict")
 

@@ -28,14 +28,14 @@ TEXTS = {
     "trains_on_val": "trains on the stored features of unlabeled validation videos of earlier tasks",
     "val": "measured on validation videos",
     "transductive": "transductive scoring: a query's result depends on the other queries of the test set",
-    "replay": "updates its replay buffer once, at the end of each task, and repeats stored pairs if a step samples "
-    "more than the buffer holds (released codes update it after every step and never repeat a pair)",
+    "replay": "updates its replay buffer only at the end of each task, and repeats stored pairs if a step samples "
+    "more pairs than the buffer has (released codes update it after every step and repeat no pair)",
     "short": "epochs per task: {epochs} (recommended: {recommended})",
     "untrained": "untrained model (preset untrained), evaluated by the method's own score",
-    "penalty": "its penalty on a map did not act: at most {penalty:.1e} after any task, with |W W' - I| at most "
-    "{gap:.2f}; the map is an unconstrained affine one",
+    "penalty": "the penalty on its map W had no effect (at most {penalty:.1e} after any task, with |W W' - I| at most "
+    "{gap:.2f}), so the map is an unconstrained affine map",
     "searched": "settings of the best of {n} trials{rule}",
-    "equal": "settings of the first of {n} trials, which have equal results{rule}: the search has no winner",
+    "equal": "settings of the first of {n} trials, which all have equal results{rule}, so the search has no winner",
     "front": "settings on the Pareto front of {n} trials{rule}",
 }
 

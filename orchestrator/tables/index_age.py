@@ -26,18 +26,19 @@ COLUMNS = {
     "fwt": (Column("fwt", "FWT"), "stream/transfer/fwt"),
 }
 NOTE = (
-    "R@1, P % re-encoded: R@1 after the last model has re-encoded the oldest P % of the videos of earlier tasks; index "
-    "re-encoded: all of them; mean over shares: the area under this curve (FastFill's measure of back-filling). Gap: "
-    "R@1 with the index re-encoded minus R@1, in points; T1, T2, ...: for the captions of one task. Brackets: 95 % "
-    "interval of the gap over test videos and seeds (if no row has several seeds: over videos), not corrected for the "
-    "number of cells. The variance over seeds is moderated toward the mean of the column. Gained, lost: captions that "
-    "are correct only after, or only before, re-encoding. GMACs to re-encode: cost for all old videos. FWT: R@1 of a "
-    "task in its own gallery just before it is learned minus that of the untrained model, averaged over tasks; absent "
-    "for an untrained row. These columns are not compared between rows."
+    "R@1, P % re-encoded: R@1 if the model after the last task has re-encoded the oldest P % of the videos of earlier "
+    "tasks. Index re-encoded: P is 100. Mean over shares: the area under the curve of R@1 over P (FastFill's measure "
+    "of back-filling). Gap: R@1 with the index re-encoded minus R@1, in points; T1, T2, ...: the gap for the captions "
+    "of one task. Brackets: 95 % interval of the gap over test videos and seeds (over videos only, if no row has "
+    "several seeds), not corrected for the number of gaps. The variance over seeds is moderated toward the mean of "
+    "the column. Gained, lost: percentage of captions that are correct only after, or only before, re-encoding. GMACs "
+    "to re-encode: cost of re-encoding all videos of earlier tasks. FWT: R@1 of a task in its own gallery just before "
+    "it is learned, minus R@1 of the untrained model, averaged over tasks; absent for an untrained row. These columns "
+    "are not compared between rows."
 )
 UNSEEN_NOTE = (
     "Retention: R@1 after the last task on a stream that is never learned, as a percentage of the untrained model's "
-    "R@1. R@1, + N videos: R@1 with N videos of another stream added to the gallery. These columns are not compared "
+    "R@1. R@1, + N videos: R@1 if N videos of another stream are added to the gallery. These columns are not compared "
     "between rows."
 )
 RETENTION, ADDED = re.compile(r"stream/also/(.+)/retention"), re.compile(r"stream/distractors/r1_(\d+)")

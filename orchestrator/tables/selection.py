@@ -46,22 +46,24 @@ def select(records: Sequence[RunRecord], split: str = "", of_stream: bool = Fals
     kept_split = split or next((each for each in SPLITS if each in found), "test")
     for other in sorted(found - {kept_split}):
         count = sum(split_of(run) == other for run in complete)
-        left_out.append(f"{_runs(count)} on {SPLITS.get(other, other)} videos: write --split {other}")
+        left_out.append(f"{_runs(count)} on {SPLITS.get(other, other)} videos (use --split {other})")
     kept = [run for run in complete if split_of(run) == kept_split]
     if of_stream and (others := [run for run in kept if not any(run.tags.get(tag) for tag in CHOSE)]):
         if len(others) < len(kept):
-            left_out.append(f"{_runs(len(kept) - len(others))} by which searches chose settings: write --sweep NAME")
+            left_out.append(f"{_runs(len(kept) - len(others))} by which searches chose settings (use --sweep NAME)")
         kept = others
     if kept:
         newest = content_of(max(kept, key=lambda run: run.started))
         same = [run for run in kept if content_of(run) == newest]
         if len(same) < len(kept):
-            left_out.append(f"{_runs(len(kept) - len(same))} of former versions of the stream (tag ctvr.stream_digest)")
+            left_out.append(
+                f"{_runs(len(kept) - len(same))} on earlier versions of the stream (tag ctvr.stream_digest)"
+            )
         kept = _with_newest_frames(same)
         if len(kept) < len(same):
             left_out.append(
-                f"{_runs(len(same) - len(kept))} with other frames or features than the newest run of equal settings "
-                "(tag ctvr.frames)"
+                f"{_runs(len(same) - len(kept))} whose frames or features differ from those of the newest run with "
+                "equal settings (tag ctvr.frames)"
             )
     notes = [f"Left out: {text}." for text in left_out]
     unfinished = [run for run in records if run.tags.get("ctvr.complete") != "true" and split_of(run) == kept_split]

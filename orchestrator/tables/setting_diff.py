@@ -96,7 +96,7 @@ def footnote(found: Mapping[str, tuple[str, str]], what: str = "its paper", is_r
     if not found:
         return ""
     texts = format_differences(found)
-    more = f", and {len(texts) - SHOWN} more settings (CSV, column differs)" if len(texts) > SHOWN else ""
+    more = f", and {len(texts) - SHOWN} more settings (column differs of the CSV file)" if len(texts) > SHOWN else ""
     return f"{'also ' * is_rest}differs from {what} in: {', '.join(texts[:SHOWN])}{more}"
 
 

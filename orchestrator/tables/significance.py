@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NOTE = (
-    "R@1 vs best: difference from the row with the best R@1 of the same block, with its simultaneous 95 % interval "
-    "over test videos and seeds (or task orders) and its p-value. Both account for all comparisons of the table and "
-    "for the choice of the best row. * p < 0.05, that is, the interval excludes 0. A missing star does not show that "
-    "two rows are equal: these videos and seeds do not distinguish them."
+    "R@1 vs best: R@1 minus the R@1 of the best row in the same block, in points, with a simultaneous 95 % interval "
+    "over test videos and seeds (or task orders) and a p-value. Interval and p-value account for all comparisons of "
+    "the table and for the choice of the best row. * p < 0.05, that is, the interval excludes 0. A missing star does "
+    "not show that two rows are equal, only that these videos and seeds do not distinguish them."
 )
-ONE_SEED = "not compared: one seed, and no row has several seeds from which to estimate the variance over seeds"
+ONE_SEED = "not compared: one seed, and the variance over seeds cannot be estimated because no row has several seeds"
 LEAST_ORDERS = 4  # with two orders, 10 % of tests of equal rows are significant; with three, 1 to 9 %
 FEW_ORDERS = f"not compared: estimating the variance over task orders requires at least {LEAST_ORDERS} orders"
 OTHER_ORDERS = "not compared: its task orders differ from those of the other row"
@@ -40,10 +40,10 @@ NO_RANKS = "not compared: the ranks of its queries are not stored"
 NO_VIDEOS = "not compared: the rows have fewer than two test videos in common"
 ALONE = "not compared: no other row of its block can be compared"
 NO_TASKS = "not compared: its ranks were stored without the tasks of the queries"
-OLDER = "which counted a tie as a miss in R@k; ties are now counted by their expected value"
-TIES_MISSED = f"not compared: recorded by an older version, {OLDER}"
+OLDER = "which counted a tie in R@k as a miss and not by its expected value"
+TIES_MISSED = f"not compared: recorded by an older version of ctvr, {OLDER}"
 UPPER_BOUND = "not compared: joint training has access to all tasks at once"
-TRANSDUCTIVE = "not compared: transductive scoring, in which test queries influence each other"
+TRANSDUCTIVE = "not compared: transductive scoring, in which the result of a query depends on other test queries"
 
 
 @dataclass(frozen=True)
@@ -197,8 +197,10 @@ def one_rule_of_ties(runs: Sequence[RunRecord], ranks: Mapping[str, Ranks]) -> t
         return list(runs), []
     if any(run.run_id in ranks and not ranks[run.run_id].is_older for run in others):
         count = f"{len(older)} run{'s' * (len(older) > 1)}"
-        return others, [f"Left out: {count} of an older version, {OLDER}. Run them again."]
-    return list(runs), [f"R@k: runs with ties are of an older version, {OLDER}. Run them again to compare them."]
+        return others, [f"Left out: {count} of an older version of ctvr, {OLDER}. Run them again."]
+    return list(runs), [
+        f"R@k: the runs with ties are of an older version of ctvr, {OLDER}. Run them again to compare them."
+    ]
 
 
 def read_ranks(tracker: Tracker, run_id: str) -> Ranks | None:

@@ -12,8 +12,8 @@ from ctvr.orchestrator.console import format_duration
 MISSING = "n/a"
 LEVEL = 0.05  # p below which a difference gets a star
 TRIALS_NOTE = (
-    "Trials: search trials of the row, plus trials by hand that chose its recipe for this stream (?: not all, or none, "
-    "are recorded). Time: total over all tasks of its search trials and reruns."
+    "Trials: number of search trials of the row, plus the number of trials by hand that chose its recipe for this "
+    "stream (?: some or all of these are not recorded). Time: total time of all tasks of its search trials and reruns."
 )
 # Titles of a table's blocks, in order, by the data that training reads besides the pairs of the current task. Rows are
 # compared within their block only, and joint training is not compared

@@ -82,8 +82,9 @@ TWINS = _by_key(  # shown if a run measured them
     (Column("r1_twins", "R@1 (twin)", "up"), "stream/t2v/r1_twins"),
 )
 TWIN_NOTE = (
-    "R@1 (twin), R@1 (no twin): R@1 of the captions whose video has a time-reversed twin, and of all others. A method "
-    "that averages frames scores both twins equally, and each is found first with probability 1/2 at most."
+    "R@1 (twin): R@1 of the captions whose video has a time-reversed twin. R@1 (no twin): R@1 of all other captions. "
+    "A method that averages frames gives both twins the same score, so each is found first with a probability of at "
+    "most 1/2."
 )
 ORACLE = _by_key(  # shown if a run measured them, without bold values or comparisons
     (Column("oracle_r1", "Oracle: R@1, own prompt"), "stream/oracle/r1"),
@@ -91,22 +92,24 @@ ORACLE = _by_key(  # shown if a run measured them, without bold values or compar
     (Column("oracle_right", "Best video of right task (%)"), "stream/oracle/right"),
 )
 ORACLE_NOTE = (
-    "Oracle: the task of each caption is given; a real search does not know it. Own prompt: only the prompt of that "
-    "task is used, over all videos. Own block: additionally, only the videos of that task are searched. Best video of "
-    "right task: without an oracle. These columns are not compared between rows."
+    "Oracle: the task of each caption is given, which a real search does not know. Own prompt: a caption is encoded "
+    "with the prompt of its task only and searches all videos. Own block: in addition, only the videos of its task "
+    "are searched. Best video of right task: percentage of captions whose best video belongs to their task, without "
+    "an oracle. These columns are not compared between rows."
 )
 PRINTED = EXTRA | TWINS | ORACLE
 SCALE = {"stored": 4 / 1000, "index_mb": 1e-6, "replay_mb": 1e-6}  # float32 values to kB, bytes to MB
 
 NEIGHBOUR_NOTE = (
-    "Accuracy: k-nearest-neighbour classification of a task's test images by its training images, with the k of the "
-    "release (the number of tasks so far) and with a fixed k (`evaluation.knn_k`, all images of the task, or the share "
-    "`evaluation.knn_share` of them). The CSV file also contains forgetting from the best earlier value (`_best`)."
+    "Accuracy: accuracy of k-nearest-neighbor classification of a task's test images by its training images. The "
+    "number k is that of the released code (the number of tasks so far). Fixed k: k is `evaluation.knn_k`, at most "
+    "all images of the task, or the share `evaluation.knn_share` of them. The CSV file also contains the forgetting "
+    "relative to the best earlier value (`_best`)."
 )
 ANSWER_NOTE = (
-    "Accuracy: share of questions whose most likely answer equals the correct one word for word. Candidates are the "
-    "training answers of the question's task (all answers: of all tasks). Test answers that do not occur among them "
-    "count as wrong."
+    "Accuracy: percentage of questions whose most likely answer equals the correct answer word for word. Candidates "
+    "are the training answers of the question's task (all answers: of all tasks). A test answer that is not a "
+    "candidate counts as wrong."
 )
 
 

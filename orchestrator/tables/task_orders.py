@@ -66,6 +66,6 @@ def mark(r1: Sequence[tuple[int, float, float]]) -> str:
         return ""
     means = [mean for _, mean, _ in r1]
     return (
-        f"mean over {len(means)} task orders: R@1 from {min(means):.2f} to {max(means):.2f}, standard deviation "
-        f"{np.std(means, ddof=1):.2f} between orders; ± is over seeds and orders"
+        f"mean over {len(means)} task orders: R@1 is {min(means):.2f} to {max(means):.2f}, with a standard "
+        f"deviation of {np.std(means, ddof=1):.2f} between orders; ± is over seeds and orders"
     )

@@ -85,20 +85,20 @@ def test_settings_for_exact_reproduction_follow_under_their_own_heading(made):
 @pytest.mark.parametrize(
     "row",
     [
-        "| `optim.momentum` | number | `0.0` | >= 0.0, < 1 | momentum of sgd |",
+        "| `optim.momentum` | number | `0.0` | >= 0.0, < 1 | momentum of the optimizer sgd |",
         "| `optim.grad_clip` | number or none | `1.0` | > 0 | maximum norm of the gradient of all trained parameters; "
-        "none: without a limit |",
+        "none: no clipping |",
         "| `optim.weight_decay` | number | `0.2` | >= 0.0 | weight decay of the tensors that "
-        "`optim.decay_parameters` selects, times the learning rate |",
+        "`optim.decay_parameters` selects; each step multiplies it by the learning rate |",
         "| `data.max_tokens` | whole number or none | `none` | >= 2 |",
         "| `data.augment` | word | `none` | `none`, `crop_flip`, `gray_jitter` |",
         "| `search.bracket_size` | whole number | `8` | >= 1 |",
         "| `method.reducer.keep_rate` | number | `0.7` | > 0, <= 1 | share of the patches kept in each block "
         "of `stages` | `evit` |",
-        "| `method.reducer.r` | whole number or none | `none` | >= 0 | tokens merged in each frame per block; none: "
-        "the paper's 2 of 49 or 10 of 196 patches | `tempme` |",
-        "| `method.m_hat` | number | `0.99` | >= 0.0, <= 1 | momentum of the reverse update, eq. 12; 1: no reverse "
-        "update |",
+        "| `method.reducer.r` | whole number or none | `none` | >= 0 | number of tokens merged in each frame per "
+        "block; none: the paper's values, 2 of 49 or 10 of 196 patches | `tempme` |",
+        "| `method.m_hat` | number | `0.99` | >= 0.0, <= 1 | momentum of the reverse update, from the momentum "
+        "encoder to the encoder, eq. 12; 1: no reverse update |",
     ],
 )
 def test_limits_are_those_of_the_classes(made, row):

@@ -107,9 +107,9 @@ def test_a_table_is_marked_by_each_rule_that_came_later_and_concerns_it():
     assert [line for line in old.splitlines() if line.startswith(MARK)] == [
         f"{MARK}P-values and intervals are now simultaneous (2026-11-25, a207222d). "
         "The queues of momentum contrast are now smaller than a task (2026-11-25, 821b622b). "
-        "Only rows with equal access to data are now compared, and the best row of each such block is bold "
+        "A row is now compared only with rows of its block, which have equal access to data "
         "(2026-11-28, 0ee8a551). "
-        "Ties in R@k are now counted by their expected value; shapes-5 has no ties (2026-11-28, 7266501d). "
+        "R@k now counts a tie by its expected value; shapes-5 has no ties (2026-11-28, 7266501d). "
         "Intervals are now a continuous function of the variance over seeds (2026-11-28, 6b8e6779)."
     ]
     assert old.index(MARK) < old.index("| Method |")

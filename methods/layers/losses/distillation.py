@@ -107,7 +107,7 @@ class RelationConfig:
     )
     ird: Literal["cross", "intra"] = setting(
         "cross",
-        doc="distilled relations: cross, between captions and videos; intra, within each modality",
+        doc="relations that are distilled. cross: between captions and videos; intra: within each modality",
         later=True,
         part="loss",
     )

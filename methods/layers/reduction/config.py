@@ -36,10 +36,14 @@ class ToMeConfig(ReducerConfig):
     name: Literal["tome", "tome_shared"] = "tome"
     r: int | tuple[int, ...] | None = setting(
         None,
-        doc="tokens merged in each frame per block; a list has one value for each of the first blocks, and later "
-        "blocks do not merge; none: the paper's 2 of 49 or 10 of 196 patches",
+        doc="number of tokens merged in each frame per block. A list has one value for each of the first blocks, and "
+        "later blocks do not merge. none: the paper's values, 2 of 49 or 10 of 196 patches",
     )
-    inflection: float = setting(0.0, doc="slope of r over the blocks: -1, from 2 r to 0; 0, constant; 1, from 0 to 2 r")
+    inflection: float = setting(
+        0.0,
+        doc="change of r over the blocks, from -1 to 1. -1: decrease from 2 r to 0; 0: constant; 1: increase from 0 "
+        "to 2 r",
+    )
     proportional: bool = setting(True, doc="whether attention weights a token by its number of patches")
 
     def __post_init__(self) -> None:
@@ -58,26 +62,28 @@ class TempMeReducerConfig(ReducerConfig):
 
     name: Literal["tempme"] = "tempme"
     r: int | None = setting(
-        None, doc="tokens merged in each frame per block; none: the paper's 2 of 49 or 10 of 196 patches"
+        None,
+        doc="number of tokens merged in each frame per block; none: the paper's values, 2 of 49 or 10 of 196 patches",
     )
     proportional: bool = setting(True, doc="whether attention weights a token by its number of patches")
     num_frames: int = setting(12, doc="number of frames T of a video; must equal data.num_frames")
     keep_cross: int | None = setting(
         None,
-        doc="percentage R_C of tokens kept when clips are joined; none: 70 for at most 64 patches per frame (B/32), "
-        "60 for more (B/16)",
+        doc="percentage R_C of the tokens that are kept when clips are joined; none: 70 for at most 64 patches per "
+        "frame (B/32), 60 for more (B/16)",
     )
     keep_intra: int | None = setting(
         None,
-        doc="percentage R_I of tokens kept by merging within clips; none: 90 for at most 64 patches per frame, 80 for "
-        "more",
+        doc="percentage R_I of the tokens that are kept when tokens are merged within clips; none: 90 for at most 64 "
+        "patches per frame, 80 for more",
     )
     clip_blocks: tuple[int, ...] = setting(
-        (), doc="indices of the blocks that join clips, from 0 (the paper counts from 1); (): 8, 9, 10 of 12 blocks"
+        (), doc="indices, from 0, of the blocks that join clips (the paper counts from 1); (): 8, 9, 10 of 12 blocks"
     )
     clip_groups: tuple[int, ...] = setting(
         (),
-        doc="number of clips joined into one in each block of `clip_blocks`; (): 2, 2, 3 for 12 frames, 4, 4, 4 for 64",
+        doc="number of clips that are joined into one in each block of `clip_blocks`; (): 2, 2, 3 for 12 frames, and "
+        "4, 4, 4 for 64 frames",
     )
     join_clips: bool = setting(
         True,
@@ -85,8 +91,8 @@ class TempMeReducerConfig(ReducerConfig):
     )
     positions: Literal["always", "merging", "none"] = setting(
         "always",
-        doc="learned clip positions: always, in all blocks that join clips; merging, only in those that also merge "
-        "(released code); none, in no block",
+        doc="blocks with learned clip positions. always: all blocks that join clips; merging: only those of them "
+        "that also merge tokens (released code); none: no block",
     )
 
     @property
@@ -111,7 +117,7 @@ class EViTConfig(ReducerConfig):
 
     name: Literal["evit"] = "evit"
     stages: tuple[int, ...] = setting(
-        (), doc="indices of the blocks that remove patches, from 0; (): 3, 6, 9 of 12 blocks"
+        (), doc="indices, from 0, of the blocks that remove patches; (): 3, 6, 9 of 12 blocks"
     )
     keep_rate: float = setting(0.7, doc="share of the patches kept in each block of `stages`")
     fuse: bool = setting(True, doc="whether to fuse the removed patches into one token")
@@ -125,9 +131,11 @@ class EViTConfig(ReducerConfig):
 class AnnealedEViTConfig(EViTConfig):
     """Settings of EViT whose keep rate may decrease during training."""
 
-    anneal_from: int = setting(0, doc="number of optimizer steps before patches are removed in training")
+    anneal_from: int = setting(0, doc="number of optimizer steps without removal of patches at the start of training")
     anneal_steps: int = setting(
-        0, doc="number of further steps in which the keep rate decreases from 1; 0: it is used at once"
+        0,
+        doc="number of further optimizer steps in which the keep rate decreases from 1 to `keep_rate`; 0: no "
+        "decrease, `keep_rate` is used immediately",
     )
 
     def __post_init__(self) -> None:
@@ -142,11 +150,11 @@ class STAConfig(ReducerConfig):
     name: Literal["sta"] = "sta"
     r: int | tuple[int, ...] | None = setting(
         None,
-        doc="patches removed from each frame in each stage; none: 10, 9, 9 of 49 patches, chosen for the "
-        "multiply-adds in TempMe's table 2, which does not print r",
+        doc="number of patches removed from each frame in each stage; none: 10, 9, 9 of 49 patches. We chose these "
+        "values to match the multiply-adds in TempMe's table 2, which does not print r",
     )
     stages: tuple[int, ...] = setting(
-        (), doc="indices of the blocks after which patches are removed, from 0; (): 0, 4, 8 of 12 blocks"
+        (), doc="indices, from 0, of the blocks after which patches are removed; (): 0, 4, 8 of 12 blocks"
     )
 
     def __post_init__(self) -> None:
@@ -161,11 +169,11 @@ class DiffRateConfig(ReducerConfig):
     name: Literal["diffrate"] = "diffrate"
     prune_to: tuple[int, ...] = setting(
         (),
-        doc="number K_p of tokens kept by pruning in each block, with the class token; (): the released schedule MAE-B "
-        "11.5 for a B/16, or our schedule for other towers",
+        doc="number K_p of tokens, with the class token, that pruning keeps in each block; (): the released schedule "
+        "MAE-B 11.5 for a B/16, our schedule for other towers",
     )
     merge_to: tuple[int, ...] = setting(
-        (), doc="number K_m of tokens kept by merging in each block, with the class token; (): see prune_to"
+        (), doc="number K_m of tokens, with the class token, that merging keeps in each block; (): as for prune_to"
     )
     proportional: bool = setting(True, doc="whether attention weights a token by its number of patches")
 
@@ -182,11 +190,13 @@ class SearchedDiffRateConfig(DiffRateConfig):
 
     search_macs: float | None = setting(
         None,
-        doc="target of the search in 10^9 multiply-adds per frame; the first task then trains the rates only; none: "
-        "no search",
+        doc="target of the search for rates, in 10^9 multiply-adds per frame. With a search, the first task trains "
+        "only the rates. none: no search",
     )
-    search_step: int = setting(4, doc="difference of successive candidates for the number of kept patches", exact=True)
-    lr_rates: float = setting(0.01, doc="learning rate of the search, from DiffRate")
+    search_step: int = setting(
+        4, doc="difference between successive candidates for the number of kept patches in the search", exact=True
+    )
+    lr_rates: float = setting(0.01, doc="learning rate of the rates in the search, as in DiffRate")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -208,21 +218,22 @@ class TESTAConfig(ReducerConfig):
     name: Literal["testa"] = "testa"
     r: int | tuple[int, ...] | None = setting(
         None,
-        doc="tokens merged in each frame per block; a list has one value for each of the first blocks, and later "
-        "blocks do not merge; none: 2 of 49 or 10 of 196 patches",
+        doc="number of tokens merged in each frame per block. A list has one value for each of the first blocks, and "
+        "later blocks do not merge. none: 2 of 49 or 10 of 196 patches",
     )
     stages: tuple[int, ...] = setting(
-        (), doc="indices of the blocks with temporal attention, from 0; (): 8 to 11 of 12 blocks"
+        (), doc="indices, from 0, of the blocks with temporal attention; (): 8 to 11 of 12 blocks"
     )
     r_frames: int | tuple[int, ...] | None = setting(
         None,
-        doc="frames merged in each stage; none: values chosen for the multiply-adds in TempMe's table 2, which does "
-        "not print them",
+        doc="number of frames merged in each stage; none: values that we chose to match the multiply-adds in "
+        "TempMe's table 2, which does not print these numbers",
     )
     temporal_rank: int = setting(8, doc="rank of LoRA in the temporal attention")
     temporal_gate: Literal["scalar", "linear"] = setting(
         "scalar",
-        doc="gate of the temporal attention, initially 0: scalar, a factor; linear, a linear layer (released code)",
+        doc="gate of the temporal attention, whose initial value is 0. scalar: a factor; linear: a linear layer "
+        "(released code)",
         exact=True,
     )
     one_class: bool = setting(

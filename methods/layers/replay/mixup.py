@@ -31,11 +31,15 @@ class MixingConfig:
     """Settings of mixup; the default alpha is from LUMP's code."""
 
     alpha: float = setting(
-        0.4, doc="parameter of lambda ~ Beta(alpha, alpha)", unpublished=True, later=True, part="loss"
+        0.4,
+        doc="parameter alpha of the distribution Beta(alpha, alpha) of the mixing factor lambda",
+        unpublished=True,
+        later=True,
+        part="loss",
     )
     mix_level: Literal["input", "feature"] = setting(
         "input",
-        doc="level of mixing: input, pixels and token embeddings; feature, encoded pairs",
+        doc="level at which pairs are mixed. input: pixels and token embeddings; feature: encoded pairs",
         unpublished=True,
         part="loss",
     )

@@ -74,7 +74,7 @@ def test_a_row_that_learns_once_at_the_end_forgets_nothing_and_has_one_point():
 def test_a_row_that_replays_says_how_its_memory_is_written_and_drawn():
     said = {name: collect([run(name, **of)])[0].marks for name, of in REPLAYING.items()}
     for name in ("er_ring", "der"):
-        assert any("once, at the end of each task, and repeats stored pairs" in mark for mark in said[name]), name
+        assert any("only at the end of each task, and repeats stored pairs" in mark for mark in said[name]), name
     for name in ("lwf", "lump", "image_der"):
         assert not any("replay buffer" in mark for mark in said[name]), name
 
@@ -241,12 +241,15 @@ def test_table_takes_the_newest_version_and_names_the_others():
     records = [run(tags={"ctvr.stream_digest": "a"}), run("zscl", 1, tags={"ctvr.stream_digest": "b"})]
     (table,) = tables(records)
     assert [row.method for row in table.rows] == ["zscl"]
-    assert "Left out: 1 run of former versions of the stream (tag ctvr.stream_digest)." in table.notes
+    assert "Left out: 1 run on earlier versions of the stream (tag ctvr.stream_digest)." in table.notes
 
 
 def test_runs_on_replaced_frames_share_neither_a_row_nor_a_table():
     old, new = ({"ctvr.stream_digest": "a", "ctvr.frames": frames} for frames in ("old", "new"))
-    note = "Left out: {} with other frames or features than the newest run of equal settings (tag ctvr.frames)."
+    note = (
+        "Left out: {} whose frames or features differ from those of the newest run with equal settings "
+        "(tag ctvr.frames)."
+    )
     for former in (run(tags=old), run("zscl", tags=old)):  # a seed of the row, and another row
         (table,) = tables([former, run(seed=1, tags=new)])
         assert [(row.method, len(row.runs)) for row in table.rows] == [("lwf", 1)]
@@ -268,7 +271,7 @@ def test_a_table_holds_one_split_and_says_which():
     (table,) = tables(records)
     assert [row.method for row in table.rows] == ["lwf"]
     assert "Measured on the test split." in table.notes
-    assert "Left out: 1 run on validation videos: write --split val." in table.notes
+    assert "Left out: 1 run on validation videos (use --split val)." in table.notes
     (table,) = tables(records, split="val")
     assert [row.method for row in table.rows] == ["zscl"]
     assert "Measured on the validation split." in table.notes
@@ -284,7 +287,7 @@ def test_a_streams_table_has_no_run_by_which_a_row_was_chosen():
     records = [run(seed=1, r1=90.0, tags=trial), run(seed=2, r1=80.0, tags=confirmed), run(seed=3), run(seed=4)]
     (table,) = tables(records, of_stream=True)
     assert [row.seeds for row in table.rows] == [("3", "4")]
-    assert "Left out: 2 runs by which searches chose settings: write --sweep NAME." in table.notes
+    assert "Left out: 2 runs by which searches chose settings (use --sweep NAME)." in table.notes
     assert len(tables(records[:2], of_stream=True)[0].rows[0].seeds) == 2  # a stream with trials alone shows them
     (table,) = tables(records)
     assert table.rows[0].seeds == ("1", "2", "3", "4")
@@ -344,13 +347,13 @@ def test_a_difference_from_the_best_has_its_interval_its_p_and_a_star(tmp_path):
     for reason in (
         "ranks of its queries are not stored",
         "access to all tasks at once",
-        "queries influence each other",
+        "depends on other test queries",
     ):
         assert reason in text
     assert "A missing star does not show that two rows are equal" in text
     assert table.best()["r1"] == 30.0  # of the inductive rows below the upper bound
     (alone,) = build(Files(tmp_path, ranks), records[::2])  # type: ignore[arg-type]
-    assert "one seed, and no row has several seeds" in to_markdown(alone)
+    assert "because no row has several seeds" in to_markdown(alone)
     assert not any(row.vs_best for row in alone.rows)
 
 

@@ -316,7 +316,7 @@ def test_a_row_whose_maps_penalty_never_acted_is_marked():
         }
         return RunRecord("", "", {"method": "lambda_orthogonality"}, metrics, {}, "FINISHED", "")
 
-    marked = "its penalty on a map did not act: at most 2.0e-20 after any task, with |W W' - I| at most 0.50"
+    marked = "the penalty on its map W had no effect (at most 2.0e-20 after any task, with |W W' - I| at most 0.50)"
     assert any(mark.startswith(marked) for mark in marks_of(record(0.0, 2e-20)))
     assert not any("penalty" in mark for mark in marks_of(record(0.0, 0.4)))
     assert not any("penalty" in mark for mark in marks_of(record()))

@@ -56,7 +56,9 @@ def test_the_recommended_settings_of_an_embedded_stream_are_all_named():
     found = differences(made, paper)
     assert {"method.ffa_direction", "method.lr_text", "optim.lr_scale"} <= set(found)
     assert not {"method.rank", "method.alpha_init"} & set(found)  # no paper publishes them: another footnote names them
-    assert footnote({str(n): ("1", "2") for n in range(14)}).endswith("and 2 more settings (CSV, column differs)")
+    assert footnote({str(n): ("1", "2") for n in range(14)}).endswith(
+        "and 2 more settings (column differs of the CSV file)"
+    )
 
 
 def test_the_papers_data_and_optimiser_are_what_the_importers_write():

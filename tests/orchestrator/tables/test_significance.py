@@ -208,9 +208,11 @@ def test_one_table_never_has_both_rules_of_ties():
     ranks = {"older": Ranks({"a#0": 1.5}, {}, is_older=True), "newer": Ranks({"a#0": 1.5}, {})}
     kept, (note,) = one_rule_of_ties([older, newer, unknown], ranks)
     assert kept == [newer, unknown]
-    assert note.startswith("Left out: 1 run of an older version, which counted a tie as a miss")
+    assert note.startswith("Left out: 1 run of an older version of ctvr, which counted a tie in R@k as a miss")
     ranks["unknown"] = Ranks({"a#0": 2.0}, {}, is_older=True)  # without ties
     kept, (note,) = one_rule_of_ties([older, unknown], ranks)
     assert kept == [older, unknown]
-    assert note.startswith("R@k: runs with ties are of an older version, which counted a tie as a miss")
+    assert note.startswith(
+        "R@k: the runs with ties are of an older version of ctvr, which counted a tie in R@k as a miss"
+    )
     assert one_rule_of_ties([newer, unknown], ranks) == ([newer, unknown], [])

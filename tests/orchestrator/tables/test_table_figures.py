@@ -276,7 +276,10 @@ def test_task_orders_are_one_row_with_their_spread_in_figure_and_note():
     assert sorted(row.seeds) == ["0@0", "0@1", "0@2", "2@0", "2@1", "2@2"]
     assert row.values["r1"].mean == 23.0
     assert row.paper == {}
-    assert "mean over 3 task orders: R@1 from 21.00 to 25.00, standard deviation 2.00 between orders" in row.marks[-1]
+    assert (
+        "mean over 3 task orders: R@1 is 21.00 to 25.00, with a standard deviation of 2.00 between orders"
+        in row.marks[-1]
+    )
     assert not any("different" in note for note in (*table.notes, *row.marks))
     r1, bwf = {name: panels for name, _, panels in list_drawings(table)}["orders"]
     assert [(line.label, [point[:2] for point in line.points]) for line in r1.lines] == [

@@ -68,19 +68,19 @@ CODECS: dict[str, tuple[str, dict[str, str]]] = {
 
 # Name in the table: what the video is
 TRAITS = {
-    "plain": "30 frames, 25 a second, 128x96",
-    "trimmed": "cut by copying from second 0.64 on, so the first frame is a key frame of second 0.48",
-    "offset": "times begin at second 3",
-    "variable": "times with gaps of three frames",
-    "rotated": "a display matrix of 90 degrees (a message in the stream for H.264 outside MP4)",
-    "odd": "127x95",
-    "one": "one frame",
-    "piped": "written to a pipe, so without duration and index (MP4 as fragments)",
-    "10 bit": "10 bits a color",
-    "interlaced": "coded as fields",
-    "full": "full range of colors",
-    "copied": "copied from a container without presentation times, so packets have those of decoding",
-    "cover": "with a cover picture as another stream, which is the first one where the container permits",
+    "plain": "30 frames at 25 frames per second, 128x96 pixels",
+    "trimmed": "cut at second 0.64 by copying packets, so the first frame is the key frame of second 0.48",
+    "offset": "the time of the first frame is 3 s",
+    "variable": "frame times with gaps of three frames",
+    "rotated": "a display matrix that rotates by 90 degrees (for H.264 outside MP4, a message in the stream)",
+    "odd": "127x95 pixels",
+    "one": "a single frame",
+    "piped": "written to a pipe, so that the file has no duration and no index (MP4 as fragments)",
+    "10 bit": "10 bits per color",
+    "interlaced": "each frame is coded as two fields",
+    "full": "the full range of color values",
+    "copied": "copied from a container without presentation times, so packets have their decoding times",
+    "cover": "a cover picture is an additional stream, and the first stream if the container permits it",
 }
 _FORMATS = {"mjpeg": "yuvj420p", "gif": "gray"}
 _FIRST = 16  # frame with which a trimmed video begins
@@ -327,21 +327,21 @@ SIGNS = {"right": "✓", "no times": "≈", "not made": "–", "refused": "refus
 INTRODUCTION = """\
 # Supported video formats
 
-The frames of a video are those of a complete decode by FFmpeg, in its order. A test makes small videos of every
-container, codec and trait of this table ({made} videos), whose frames show their own numbers. It reads 1, 4, 12
-and 48 frames and two segments of each video, and compares their numbers and times. `make video-formats` writes
-this page, and a test fails if it is out of date.
+ctvr reads the same frames of a video, in the same order, as a complete decode by FFmpeg. A test makes small videos of
+every container, codec and trait of this table ({made} videos), in which each frame shows its own number. It reads 1, 4,
+12 and 48 frames and two segments of each video, and compares their numbers and times with the expected ones.
+`make video-formats` writes this page, and a test fails if the page is out of date.
 
-Made with PyAV {pyav} (FFmpeg {ffmpeg}).
+This page was made with PyAV {pyav} (FFmpeg {ffmpeg}).
 
-- ✓ frames, their times and segments are right.
-- ≈ frames are right. The file does not contain the time of each frame, so times and segments are estimates.
-- – cannot be made here, see below.
+- ✓: the frames, their times and the segments are correct.
+- ≈: the frames are correct. The file does not contain the time of each frame, so times and segments are estimates.
+- –: FFmpeg cannot make this video ([list](#videos-that-cannot-be-made-here)).
 
-A stream without a container (H.264, HEVC, MPEG-1, -2 and -4) does not store frame times, so they are computed from its
-frame rate. For a DV stream, the times that FFmpeg reports are used. A delay of 0 in a GIF is 0.1 s, as in browsers.
-Files of other containers or codecs, and damaged files, are refused in one line with the reason and the command that
-converts them. A WebP and a sound file with a cover picture are refused, too.
+A stream without a container (H.264, HEVC, MPEG-1, -2 and -4) does not store the times of frames, so ctvr computes them
+from the frame rate. For a DV stream, ctvr uses the times that FFmpeg reports. In a GIF, a delay of 0 counts as 0.1 s,
+as in browsers. Files with other containers or codecs, and damaged files, are refused with a message of one line. It
+states the reason and a command that converts the file. WebP files and sound files with a cover picture are refused.
 `ctvr streams frames FILE` reports how a file is read ([own-videos.md](own-videos.md#check-videos)).
 
 """
@@ -378,9 +378,9 @@ def page(cells: list[Cell]) -> str:
     parts += ["## Refused videos", "\n".join(refused)] if refused else []
     parts += [
         "## Videos that cannot be made here",
-        "FFmpeg writes no files of these codecs that it can read:",
+        "With these codecs, FFmpeg cannot write a file in this container that it can read:",
     ]
-    parts += [_listed(unwritten), "The encoders lack these traits:", _listed(_not_encoded(verdicts))]
+    parts += [_listed(unwritten), "FFmpeg's encoders lack these traits:", _listed(_not_encoded(verdicts))]
     return "\n\n".join(parts) + "\n"
 
 
