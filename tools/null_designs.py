@@ -1,6 +1,6 @@
-"""Designs of the null simulation that are not balanced: unequal rows, one seed, task orders, captions of one video.
+"""Unbalanced designs for the null simulation: unequal rows, one seed, task orders, several captions per video.
 
-Each draw is judged by `intervals.differences` itself. The model of a score is that of `null_simulation`, at R@1 25 %.
+Each simulated table is tested by `intervals.differences`. Scores have the model of `null_simulation`, at R@1 25 %.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PER_POINT = (
 
 @dataclass(frozen=True)
 class Design:
-    """Design of a table: its rows, with standard deviations of R@1 in points."""
+    """Design of a simulated table: its rows, and the standard deviations of R@1 in points."""
 
     name: str
     seeds: tuple[int, ...]  # number for each method in each order; 0 for a method that is not trained
@@ -37,10 +37,10 @@ class Design:
 
 
 class OnlyP(Family):
-    """Family without intervals, whose quantiles take most of the time of `differences`."""
+    """Family that gives p-values but no intervals, because quantiles take most of the time of `differences`."""
 
     def quantile(self, df: float) -> float:
-        """Return infinity."""
+        """Return infinity instead of the quantile, which only intervals need."""
         return float("inf")
 
 
@@ -81,7 +81,10 @@ DESIGNS = (
 
 
 def draw(design: Design, rng: np.random.Generator) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return hits (O x S, Q), 0 or 1, of each method, order by order, and the video (Q,) of each query."""
+    """Simulate a table: return each method's hits (O x S, Q), 0 or 1, order by order, and each query's video (Q,).
+
+    O task orders, S seeds, Q queries.
+    """
     s, single = design, np.float32
     queries, videos = s.videos * s.captions, np.repeat(np.arange(s.videos), s.captions)
     common = VIDEO * rng.standard_normal(s.videos, single)[videos] + rng.standard_normal(queries, single)
@@ -99,7 +102,7 @@ def draw(design: Design, rng: np.random.Generator) -> tuple[list[np.ndarray], np
 
 
 def is_called_different(design: Design, rng: np.random.Generator) -> bool:
-    """Return whether one draw shows a difference at 5 %: any one in a table, or the one that a confirmation prints."""
+    """Return whether a simulated table has a difference with p < 5 %, or a confirmation's printed difference has."""
     counts, family = design.seeds, OnlyP(len(design.seeds), is_chosen=not design.is_search)
     if design.videos:
         rows, videos = draw(design, rng)
@@ -115,6 +118,6 @@ def is_called_different(design: Design, rng: np.random.Generator) -> bool:
 
 
 def run(design: Design, draws: int, seed: int = 0) -> np.ndarray:
-    """Return whether each draw (N,) calls equal methods different."""
+    """Return, for each of N simulated tables, whether equal methods are called different: (N,) bool."""
     rng = np.random.default_rng(seed)
     return np.array([is_called_different(design, rng) for _ in range(draws)])

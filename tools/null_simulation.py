@@ -1,10 +1,10 @@
 """Simulation of the false-positive rate of tables, claims, gaps and confirmations: `make null-simulation`.
 
-All methods have the same expected R@1. A query is found first if a normal score exceeds a threshold. The score is the
-sum of the video's difficulty, the fit of video and method, the effect of a seed, and the query's own noise, part of
-which is new with every run. Each draw has new videos and seeds. The simulation checks the bounds of `measures`, and
-the width of intervals for `jumps`. `null_exceptions.tsv` lists situations outside a bound with their figure and a
-reason; their figure must not change by more than `TOLERANCE`.
+All methods have the same expected R@1. A query is a hit at rank 1 if a normal score exceeds a threshold. The score is
+the sum of the video's difficulty, the fit of video and method, the effect of a seed, and the query's noise, part of
+which is new in every run. Each draw has new videos and seeds. The simulation checks the bounds of `measures`, and
+that the width of intervals does not jump (`jumps`). `null_exceptions.tsv` lists situations outside a bound with their
+figure and a reason; their figure must not change by more than `TOLERANCE`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CHUNK = 500_000  # scores drawn at once, so that they stay in the cache
 
 @dataclass(frozen=True)
 class Situation:
-    """Shape of a table or page; `seed_points`: standard deviation of R@1 over seeds in points, of all or each row."""
+    """Shape of a simulated table or page; `seed_points`: standard deviation of R@1 over seeds, in points, by row."""
 
     name: str = ""
     rows: int = 2
@@ -55,7 +55,7 @@ class Situation:
 
 
 def hits(s: Situation, draws: int, rng: np.random.Generator) -> np.ndarray:
-    """Return the hit (N, K, S, Q) of each query at rank 1: 0, 1, or 1/2 for a tie."""
+    """Simulate hits at rank 1, (N, K, S, Q) for N draws, K rows, S seeds and Q queries: 0, 1, or 1/2 for a tie."""
     single = np.float32
     threshold = -float(special.ndtri(s.r1 / 100))
     per_point = 0.01 * SPREAD * np.sqrt(2 * np.pi) * np.exp(threshold**2 / 2)
@@ -73,7 +73,7 @@ def hits(s: Situation, draws: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def summary(found: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return mean R@1 of each query (N, K, Q), variance of R@1 over seeds (N, K), and its part due to queries."""
+    """Return each query's mean R@1 (N, K, Q), the variance of R@1 over seeds (N, K), and its part due to queries."""
     _, _, seeds, queries = found.shape
     of_query, of_seed = 100 * found.mean(axis=2), found.sum(axis=3).astype(float) * 100 / queries
     rest = 1e4 * np.einsum("nksq,nksq->nk", found, found).astype(float)  # sums of quarters, exact in single precision
@@ -83,10 +83,10 @@ def summary(found: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def draw(s: Situation, draws: int, rng: np.random.Generator) -> np.ndarray:
-    """Return hits (N, K, S, Q) of rows; the other rows are compared with the first one.
+    """Simulate N tables: return the hits (N, K, S, Q) of their rows, of which the first is compared with the others.
 
-    A gap is the difference of two galleries. A confirmation has the recommended row and the two best of eight trials
-    by one further run of each on the same videos.
+    For a gap, hits are differences between two galleries. A confirmation has the recommended row and two of eight
+    trials: the best in one further run of each trial on the same videos.
     """
     if s.kind == "gap":
         points = tuple(each / np.sqrt(2) for each in s.seed_points)
@@ -106,7 +106,7 @@ def draw(s: Situation, draws: int, rng: np.random.Generator) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Tested:
-    """Tests of N draws at 5 %, by our rule and by the ordinary one."""
+    """Results of tests at 5 %: for each of N draws, whether our rule or the ordinary one finds a difference."""
 
     ours: np.ndarray
     ordinary: (
@@ -116,7 +116,7 @@ class Tested:
 
 
 def judged(s: Situation, found: np.ndarray) -> Tested:
-    """Test draws (N, K, S, Q) as `intervals.differences`, `compare` and `paired_changes` do, all at once."""
+    """Test all N draws `found` (N, K, S, Q) together, as `intervals.differences`, `compare` and `paired_changes` do."""
     of_query, seen, both = summary(found)
     is_gap = s.kind == "gap"
     spread = of_seeds([(s.seeds, seen[:, row], both[:, row]) for row in range(s.rows)], None if is_gap else 0)
@@ -143,12 +143,12 @@ def _grid(family: Family) -> tuple[np.ndarray, np.ndarray]:
 
 
 def quantiles(family: Family, df: np.ndarray) -> np.ndarray:
-    """Interpolate `Family.quantile` in 1 / df, within 0.1 %."""
+    """Return `Family.quantile` for each df, interpolated in 1 / df with an error below 0.1 %."""
     return np.interp(1 / np.maximum(df, 1), *_grid(family))
 
 
 def run(s: Situation, draws: int, seed: int = 0) -> Tested:
-    """Return the tests of all draws of a situation, drawn in chunks that fit into memory."""
+    """Simulate and test `draws` draws of a situation, in chunks that fit into memory."""
     rng, made, step = np.random.default_rng(seed), [], max(1, CHUNK // (s.rows * s.seeds * s.queries))
     for first in range(0, draws, step):
         made.append(judged(s, draw(s, min(step, draws - first), rng)))
@@ -157,7 +157,7 @@ def run(s: Situation, draws: int, seed: int = 0) -> Tested:
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure of a situation and its bounds, as shares."""
+    """A measured share of a situation, such as the false-positive rate, and its bounds."""
 
     name: str
     figure: float
@@ -165,7 +165,7 @@ class Measure:
     most: float
 
     def is_within(self, known: dict[str, float]) -> bool:
-        """Return whether the figure is within its bounds, or near the figure of its exception."""
+        """Return whether the figure is within its bounds, or within `TOLERANCE` of its listed exception in `known`."""
         listed = known.get(self.name)
         return self.least <= self.figure <= self.most or (
             listed is not None and abs(self.figure - listed) <= TOLERANCE + 1e-9
@@ -173,7 +173,7 @@ class Measure:
 
 
 def measures(s: Situation | Design, draws: int) -> list[Measure]:
-    """Return the figures of a situation."""
+    """Simulate a situation, and return its figures with their bounds."""
     if isinstance(s, Design):
         return [Measure("error", float(null_designs.run(s, draws).mean()), LEAST, MOST)]
     tested = run(s, draws)
@@ -190,7 +190,10 @@ def measures(s: Situation | Design, draws: int) -> list[Measure]:
 
 
 def jumps() -> list[str]:
-    """Return the designs in which the width falls, or rises by more than 5 %, between 100 variances over seeds."""
+    """Return designs whose interval width does not grow smoothly with the variance over seeds.
+
+    Between neighbors of 100 variances, the width must not fall, and not rise by a factor above `STEP`.
+    """
     found = []
     designs = ((2, 2.0), (2, 4.0), (2, 26.0), (6, 12.0), (13, 16.0), (13, 26.0))  # rows and degrees over seeds
     for (rows, few), both in product(designs, (0.0, 0.1, 0.5, 1.0)):
@@ -203,7 +206,7 @@ def jumps() -> list[str]:
 
 
 def exceptions() -> dict[str, dict[str, float]]:
-    """Read the figures (shares) of each situation that is known to be outside a bound."""
+    """Read the situations that are known to be outside a bound: situation -> name of the figure -> share."""
     found: dict[str, dict[str, float]] = {}
     for line in EXCEPTIONS.read_text(encoding="utf-8").splitlines()[1:]:
         name, measure, percent, _ = line.split("\t")
@@ -212,12 +215,12 @@ def exceptions() -> dict[str, dict[str, float]]:
 
 
 def by_third(tested: Tested, of: np.ndarray) -> np.ndarray:
-    """Return the share of draws called different in each third of the estimated variance over seeds."""
+    """Sort draws by their estimated variance over seeds; return the share called different in each third of them."""
     return np.array([of[each].mean() for each in np.array_split(np.argsort(tested.seen), 3)])
 
 
 def situations() -> Iterator[Situation | Design]:
-    """Yield the fixed list of situations."""
+    """Yield the situations and designs that the simulation checks."""
     yield from null_designs.DESIGNS
     designs: list[tuple[str, str, int]] = [
         ("table", "2 rows", 2),
@@ -243,7 +246,7 @@ def situations() -> Iterator[Situation | Design]:
 
 
 def report(draws: int, write: Callable[[str], object], listed: Sequence[Situation | Design] = ()) -> int:
-    """Write a line for each situation, and the number of those outside the bounds; return that number."""
+    """Write a line for each situation, then the number of situations outside the bounds; return this number."""
     broken, known = jumps(), exceptions()
     listed = listed or list(situations())
     write("".join(f"{each}\n" for each in broken))

@@ -62,14 +62,14 @@ Block = tuple[int, int, str, str]  # first line, last line, kind, text
 
 
 def _text(node: ast.AST) -> str | None:
-    """Return the words of a string or of an f-string, its values as X."""
+    """Return the text of a string or an f-string, with X for each inserted value; None for other nodes."""
     if isinstance(node, ast.JoinedStr):
         return "".join(_text(part) or "X" for part in node.values)
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
 def python_blocks(source: str, is_test: bool) -> Iterator[Block]:
-    """Yield docstrings and comments and, outside tests, help texts, raised messages and longer strings."""
+    """Yield docstrings and comments; outside tests, yield also help texts, raised messages and longer strings."""
     seen: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -103,7 +103,7 @@ def python_blocks(source: str, is_test: bool) -> Iterator[Block]:
 
 
 def markdown_blocks(source: str) -> Iterator[Block]:
-    """Yield headings, rows of tables, paragraphs and items of lists; code is left out."""
+    """Yield headings, table rows, paragraphs and list items of a Markdown page; code is omitted."""
     source = re.sub(r"^( *)(```|~~~).*?^ *\2", lambda code: re.sub(r".+", "", code[0]), source, flags=re.M | re.S)
     source = re.sub(r"`[^`]+`", lambda code: re.sub(r"[^\n]+", "X", code[0]), source)
     source = re.sub(r"\]\([^)\s]*\)|\]\[[^\]]*\]", "]", source)
@@ -118,7 +118,7 @@ def markdown_blocks(source: str) -> Iterator[Block]:
 
 
 def long_sentences(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield (offset, rule, remedy) of sentences with more than MOST_WORDS words, or with two colons or semicolons."""
+    """Yield (offset, rule, remedy) of each sentence with more than MOST_WORDS words, or two colons or semicolons."""
     for match in re.finditer(r"\S.*?(?:[.!?][\")*]*(?=\s+[A-Z0-9(\[\"*]|\s*\Z)|\Z)", text, flags=re.S):
         words = [word for word in match[0].split() if re.search(r"[a-zA-Z]", word) and word.strip("(),.;:") != "X"]
         if len(words) > MOST_WORDS:
@@ -128,7 +128,7 @@ def long_sentences(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def findings(path: Path) -> list[tuple[int, str, str]]:
-    """Return (line, rule, the finding with its remedy) for each finding in a file."""
+    """Return (line, rule, quoted text and remedy) for each finding in a file."""
     source, found = path.read_text(), []
     lines = source.splitlines()
     blocks = markdown_blocks(source) if path.suffix == ".md" else python_blocks(source, "tests" in path.parts)

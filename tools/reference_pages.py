@@ -1,7 +1,7 @@
 """Generator of the documentation pages that are derived from the code; none of them is committed.
 
-These are settings, methods, the items of the papers, a page for each paper, and the tables of REPRODUCIBILITY.md.
-`make docs` puts them into the site (docs/site_hooks.py); `python -m tools.reference_pages` writes them into a folder.
+The pages are: settings, methods, tables and figures of the papers, one page per paper, and REPRODUCIBILITY.md with its
+tables. `make docs` adds them to the site (docs/site_hooks.py). `python -m tools.reference_pages` writes them to files.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ OTHER_PAPERS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write all pages into a folder."""
+    """Write all pages to the folder of --out."""
     parser = argparse.ArgumentParser(prog="python -m tools.reference_pages", description="Write the reference pages.")
     default = Path("build/reference")
     parser.add_argument(
@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def pages() -> dict[str, str]:
-    """Return the text of each page of the site, by its file."""
+    """Return the generated pages of the site: name of the file -> text."""
     papers = {f"papers/{paper}.md": paper_page(paper) for paper in METHODS_OF_PAPER}
     verified = (ROOT / "REPRODUCIBILITY.md").read_text(encoding="utf-8")
     return {
@@ -91,7 +91,7 @@ def pages() -> dict[str, str]:
 
 
 def methods_page() -> str:
-    """Return the page of all methods: docstring, comparisons, presets, and the settings that a sweep searches."""
+    """Return the page of all methods: docstring, comparisons with released code, presets, and space of a sweep."""
     lines = ["# Methods", "", HEAD, ""]
     lines += [
         "The description of each method, its presets and the search space of `ctvr sweep`. `ctvr methods NAME`",
@@ -123,7 +123,7 @@ def _method(name: str) -> list[str]:
 
 
 def searched(name: str) -> dict[str, str]:
-    """Return the method's entry of SPACE in search_spaces/ as source text, without importing Ray."""
+    """Return a method's search space, setting -> source text of its values in search_spaces/, without importing Ray."""
     space = _spaces().get(name, ast.Dict([], []))
     pairs = zip(space.keys, space.values)
     return {str(key.value): ast.unparse(value) for key, value in pairs if isinstance(key, ast.Constant)}
@@ -144,7 +144,7 @@ def _spaces() -> dict[str, ast.Dict]:
 
 
 def paper_page(paper: str) -> str:
-    """Return a paper's page: a table of its items; recipes, unpublished settings and checks of each method."""
+    """Return a paper's page: its tables and figures; recipes, unpublished settings and checks of each method."""
     title = read_items()[0][paper]
     lines = [f"# {title}", "", HEAD, "", "## Tables and figures", "", *table_head(("item", "shows", "runs"))]
     for item in read_items()[1]:
@@ -159,7 +159,7 @@ def paper_page(paper: str) -> str:
 
 
 def _recipes(name: str) -> list[str]:
-    """Return the method's own settings and those of its whole recipes, side by side if they differ."""
+    """Return a table of the settings in which a method's recipes (complete presets) differ, and notes on recipes."""
     recipes = {preset: values for preset, values in presets_of(name).items() if not isinstance(values, Override)}
     shown = {preset: _resolved(name, preset) for preset in recipes if preset != "shapes"}
     own = [key for key in shown["paper"] if key.startswith("method.") or key.partition(".")[0] in ("optim", "data")]
@@ -193,7 +193,7 @@ def _resolved(name: str, preset: str) -> Settings:
 
 
 def _open(name: str) -> list[str]:
-    """Return the unpublished settings, the deviations from the paper's text, and the comparisons with released code."""
+    """Return a method's unpublished settings, deviations from the paper's text, and comparisons with released code."""
     settings = _resolved(name, "paper")
     lines = []
     if missing := [key for key in unpublished(name) if key in settings]:
@@ -240,7 +240,7 @@ def papers_page() -> str:
 
 
 def verified_tables() -> str:
-    """Return the two tables of REPRODUCIBILITY.md: methods, and compared releases."""
+    """Return the two tables of REPRODUCIBILITY.md: on methods, and on comparisons with released code."""
     lines = ["| method | grade | test | against | could not be verified, or differs |", "|---|---|---|---|---|"]
     for row in read_verified()[0]:
         checked = (check.test.partition("::")[0] for entry in of_method(row.method) for check in entry.checks)

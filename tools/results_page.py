@@ -1,12 +1,12 @@
 """Generator of RESULTS.md from the printed tables in results/: `python -m tools.results_page`.
 
-A page in results/ has one table as `ctvr table` wrote it, and one line on how it was measured. The generator writes the
-list of RESULTS.md from them: the best row of each table, its value, date and commit. A page whose table is older than a
-rule that changes its values gets one line that names the rule. Its reading gets the sentences of `tools/reading.py`.
-README's table of `make sweep` has columns of that page.
+A page in results/ has one table as `ctvr table` wrote it, and one line on how it was measured. From these pages the
+generator writes the list in RESULTS.md: the best row of each table, its value, date and commit. If a rule (a commit
+that changes values) is newer than a page's table, the page gets a line that names the rule. The page's reading gets the
+sentences of `tools/reading.py`. README's table of `make sweep` has columns of results/make-sweep.md.
 
-`--add PAGE --runs FOLDER` first puts the table of the sweep PAGE into results/PAGE.md, with the number of its runs, its
-date and its commit. The text from the heading `Reading` on is kept. `--sweep NAME` selects a sweep of another name.
+`--add PAGE --runs FOLDER` first puts the table of the sweep PAGE into results/PAGE.md, with its number of runs, date
+and commit. The text from the heading `Reading` on is kept. `--sweep NAME` selects a sweep of another name.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ MARK = "**Measured on an older commit**: ctvr has changed since then. "
 
 @dataclass(frozen=True)
 class Rule:
-    """A commit that changes values in tables."""
+    """A commit that changes values in tables, and the tables to which it applies."""
 
     date: str
     commit: str
@@ -119,8 +119,8 @@ def page_of(name: str) -> Path:
 def best(text: str) -> tuple[str, str]:
     """Return the names of the rows with the best value of the first column, and that value with its column.
 
-    They are rows of the first block in which at least two rows compete; its title is added if other blocks are before
-    it. Older tables without blocks mark such rows instead.
+    Only the first block in which at least two rows compete is considered. Its title is added unless it is the first
+    kind of block. In older tables, footnotes assign the rows to blocks.
 
     Raises:
         ValueError: if no block has two rows with values.
@@ -142,7 +142,7 @@ def best(text: str) -> tuple[str, str]:
 
 
 def _block(line: Line, text: str) -> str | None:
-    """Return the title of a row's block; None for a transductive row, which does not compete."""
+    """Return the title of the block in which a row competes; None for a transductive row, which does not compete."""
     marks = [mark for sign in line.signs if sign for mark in re.findall(rf"^- <sup>{sign}</sup> (.+)", text, re.M)]
     if any(mark.startswith("transductive scoring") for mark in marks):
         return None
@@ -160,10 +160,10 @@ def _block(line: Line, text: str) -> str | None:
 
 
 def measured(name: str, text: str) -> dict[str, str]:
-    """Return when and on which commit a page's table was measured.
+    """Return the `date` and the `commit` of a page's table.
 
     Raises:
-        ValueError: if the page contains neither.
+        ValueError: if the page does not contain a line with both.
     """
     found = MEASURED.search(text)
     if found is None:
@@ -172,7 +172,7 @@ def measured(name: str, text: str) -> dict[str, str]:
 
 
 def older(name: str, text: str) -> list[Rule]:
-    """Return the rules that changed values of a page after its table was measured."""
+    """Return the rules that apply to a page and are newer than its table."""
     date, titles = measured(name, text)["date"], lines_of(text)[0]
     return [
         rule
@@ -184,7 +184,7 @@ def older(name: str, text: str) -> list[Rule]:
 
 
 def marked(name: str, text: str) -> str:
-    """Return a page with the line that marks an old table, or without it if the table is current."""
+    """Return a page with a line on the rules that are newer than its table; without this line if there are none."""
     text = re.sub(rf"^{re.escape(MARK)}.*\n\n", "", text, flags=re.MULTILINE)
     if not (rules := older(name, text)):
         return text
@@ -204,10 +204,10 @@ def listing() -> str:
 
 
 def with_main_table(text: str) -> str:
-    """Return README with some columns of the table of `make sweep`.
+    """Return README, `text`, with its table of `make sweep` replaced by columns of results/make-sweep.md.
 
     Raises:
-        ValueError: if the text has no table with these columns.
+        ValueError: if README does not contain this table.
     """
     titles, lines = lines_of(page_of("make-sweep").read_text(encoding="utf-8"))
     heads = [title for title in README_COLUMNS if title in titles]
@@ -225,7 +225,7 @@ def with_main_table(text: str) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """Return the text of RESULTS.md and of each page with a table."""
+    """Return the new texts of RESULTS.md, README.md and each page with a table: file -> text."""
     found = {
         page_of(name): with_statement(marked(name, page_of(name).read_text(encoding="utf-8")))
         for name in (*TITLES, SEARCHES)
@@ -244,7 +244,7 @@ def printed(name: str, runs: Path, sweep_name: str = "") -> str:
 
     Raises:
         ConfigError: if the sweep does not exist or is not complete.
-        ValueError: if its runs are of several commits.
+        ValueError: if its runs are from several commits.
     """
     execution = ExecutionConfig(runs=runs)
     tracker = execution.existing_tracker()
@@ -268,7 +268,7 @@ def printed(name: str, runs: Path, sweep_name: str = "") -> str:
 
 
 def source_commit(commit: str) -> str:
-    """Return the last commit up to `commit` that can change a result; changes of documents and tests cannot."""
+    """Return the last commit up to `commit` that changes code in SOURCES and so can change a result."""
     words = ["git", "log", "-1", "--format=%h", "--abbrev=8", commit, "--", *SOURCES]
     return subprocess.run(words, cwd=ROOT, capture_output=True, check=True, text=True).stdout.strip()
 

@@ -1,10 +1,10 @@
 """Simulations of searches (`on_ray.search_time`), printed as tables: `python -m tools.search_simulation`.
 
 Without an option the table has the makespan and the share of busy slots of one search. `--shares` compares brackets
-that fill a cluster with windows, for 8 to 512 worker slots (places). `--regret` compares the regret of the winners,
-also with that of a random search of at least the same duration, on synthetic surfaces: functions from settings to
-results, with noise. `--timing` compares Ray Tune's ASHA with the default, and counts the winners that change if only
-the times of tasks change.
+that fill a cluster with windows, for 8 to 512 worker slots (places). `--regret` compares the regret of their winners
+and of the winner of a random search that takes at least as long. It uses synthetic surfaces: functions from settings to
+noisy results. `--timing` compares Ray Tune's ASHA with the default scheduler, and counts the searches whose winner
+changes if only the durations of tasks change.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ Point = Mapping[str, Any]
 
 
 class Surface:
-    """Results of a trial as a function of its tasks and of its settings x0, x1, ... on a log scale; the best is 0.
+    """Synthetic results of trials as a function of the task and of settings x0, x1, ... on a log scale; the best is 0.
 
-    "bowl" falls with the squared distance from a random point, "narrow" almost only in two of six settings. The first
-    tasks of "late" have their best settings elsewhere. "choices" also has two settings of four unordered values.
+    "bowl" falls with the squared distance from a random point. "narrow" falls almost only in two of its six settings.
+    In "late", the first tasks have other best settings. "choices" has in addition two settings with four unordered
+    values.
 
     Args:
-        name: one of SURFACES, which have the weights of the settings.
+        name: a key of SURFACES, which has the weights of the settings.
         seed: seed of the best point and of the noise.
         num_tasks: number of tasks.
     """
@@ -59,13 +60,13 @@ class Surface:
         self.space |= {name: choices(range(4)) for name in self.gains}
 
     def regret(self, point: Point, best: Sequence[float] | None = None) -> float:
-        """Return by how much a point is worse than the best point, or than `best` if given."""
+        """Return how much worse a point is than the best point, or than `best` if given; without noise."""
         return self._distance(point, best or self.best) + sum(
             max(gains) - gains[point[name]] for name, gains in self.gains.items()
         )
 
     def score(self, trial: HalvingTrial, task: int) -> float:
-        """Return the noisy result of a trial after a 1-based task; differences between trials grow with the tasks."""
+        """Return the noisy result of a trial after a task (1-based); differences between trials grow with the tasks."""
         part = task / self.num_tasks
         early = self.regret(trial.point, self.early)
         regret = part * self.regret(trial.point) + (1 - part) * early
@@ -79,9 +80,9 @@ class Surface:
 def simulate_timing(
     search: SearchConfig, places: int, num_tasks: int, seed: int, points: Any, score: Any
 ) -> tuple[float, list[HalvingTrial]]:
-    """Simulate a search with a scheduler that stops trials and depends on timing; arguments as in `simulate`.
+    """Simulate a search with a scheduler whose decisions depend on timing (ASHA); arguments as in `simulate`.
 
-    Return its duration in mean task times and its trials. Processes start without delay.
+    Return the duration of the search, in mean durations of a task, and its trials. Processes start without delay.
     """
     chance, made = random.Random(seed), SuccessiveHalving(points(), search, num_tasks, dict)
     searcher, scheduler = HalvingSearcher({"": made}, {"": PLAN}), TimingScheduler(search, "task", num_tasks)
@@ -113,9 +114,9 @@ def _task_time(chance: random.Random) -> float:
 def search_surface(
     search: SearchConfig, places: int, num_tasks: int, name: str, seed: int, times: int | None = None
 ) -> tuple[float, float]:
-    """Simulate a search of a surface; return its duration in mean task times, and the regret of its winner.
+    """Simulate a search on a surface; return its duration, in mean durations of a task, and the regret of its winner.
 
-    `times`: seed of the task times (if None, `seed`).
+    `times` is the seed of the tasks' durations (if None, `seed`).
     """
     surface, times = Surface(name, seed, num_tasks), seed if times is None else times
 
@@ -133,13 +134,13 @@ def search_surface(
 
 
 def search_surfaces(search: SearchConfig, places: int, num_tasks: int, draws: int) -> tuple[float, list[list[float]]]:
-    """Return the mean duration of a search, and its regrets: surface -> draw -> regret."""
+    """Simulate a search `draws` times on each surface; return its mean duration, and for each surface all regrets."""
     found = [[search_surface(search, places, num_tasks, name, seed) for seed in range(draws)] for name in SURFACES]
     return mean(seconds for each in found for seconds, _ in each), [[regret for _, regret in each] for each in found]
 
 
 def print_regrets(trials: int, places: int, num_tasks: int, draws: int) -> None:
-    """Print the winners' regrets of brackets, of a window, and of a random search that takes as long as the window."""
+    """Print the winner's regret with brackets, with a window, and in a random search as long as with the window."""
     tpe = SearchConfig(trials=trials, searcher="tpe")
     brackets, fitted = fill_brackets(tpe, trials, num_tasks, places), inform_half(tpe, trials, places)
     rows = {f"brackets, {brackets.brackets_at_once} at once": brackets, f"window, lag {fitted.lag}": fitted}
@@ -165,7 +166,7 @@ def print_regrets(trials: int, places: int, num_tasks: int, draws: int) -> None:
 
 
 def print_timing(trials: int, places: int, num_tasks: int, draws: int) -> None:
-    """Print duration and regret of the default and of ASHA, and the share of winners that other times change."""
+    """Print duration and regret with the default scheduler and ASHA, and how many winners depend on task durations."""
     base = SearchConfig(trials=trials, searcher="tpe")
     for search in (base, replace(base, scheduler="asha")):
         search = fit_search(search, trials, num_tasks, places)
@@ -183,7 +184,10 @@ def print_timing(trials: int, places: int, num_tasks: int, draws: int) -> None:
 
 
 def print_shares(num_tasks: int, draws: int) -> None:
-    """Print duration and informed trials with brackets that fill a cluster, by default, and with half informed."""
+    """Print duration and number of model-based trials for three options on clusters of several sizes.
+
+    The options are brackets that fill the cluster, the default, and a window with half of the trials model-based.
+    """
     for trials, places in (*SIZES, *LARGE):
         config = SearchConfig(trials=trials)
         number = min(draws, 2) if (trials, places) in LARGE else draws
@@ -205,7 +209,7 @@ def _summary(drawn: Sequence[Simulated]) -> str:
 
 
 def print_search(given: argparse.Namespace) -> None:
-    """Print makespan and share of busy slots with one bracket, with as many as fill the cluster, and by default."""
+    """Print makespan and share of busy slots with one bracket, with brackets that fill the cluster, and by default."""
     config, share = SearchConfig(trials=given.trials), given.places / given.rows
     one = replace(config, brackets_at_once=1)
     ways = [(one, False), (one, True), (fill_brackets(config, given.trials, given.tasks, share), True)]
@@ -225,7 +229,7 @@ def print_search(given: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print one of the tables."""
+    """Print the table that the options select."""
     parser = argparse.ArgumentParser(prog="python -m tools.search_simulation", description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=64, help="trials of a search (default: %(default)s)")
     parser.add_argument("--places", type=int, default=8, help="trials that run at once (default: %(default)s)")

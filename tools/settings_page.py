@@ -19,7 +19,7 @@ HEAD = "<!-- generated: python -m tools.reference_pages -->"
 
 
 def settings_page() -> str:
-    """Return the page of all settings: type, default, allowed values, meaning; for `method.*` also the methods."""
+    """Return the page of all settings: type, default, allowed values, meaning, and for `method.*` the methods."""
     lines = ["# Settings", "", HEAD, ""]
     lines += [
         "Generated from the dataclasses that validate them. A setting is an argument `name=value` of `ctvr run` and",
@@ -46,7 +46,7 @@ def settings_page() -> str:
 
 
 def _group_lines() -> list[str]:
-    """Return a table of the settings of each group, with the values of `name` that select them."""
+    """Return, for each group, a table of its settings with the values of the group's `name` that select them."""
     owners: dict[str, dict[tuple[str, ...], list[str]]] = {}
     exact = set[tuple[str, ...]]()
     for method in EVERY_METHOD:
@@ -79,7 +79,7 @@ def _exact(config: type) -> set[str]:
 
 
 def _folded(names: str, rows: list[tuple[str, bool]], *more: str) -> list[str]:
-    """Return the table of rows, then the table of the rows that exist for exact reproduction of a release."""
+    """Return the table of ordinary settings, then that of settings that only reproduce a release exactly."""
     head = ("setting", "type", "default", "allowed", "meaning", *more)
     lines = [*table_head(head), *(row for row, is_exact in rows if not is_exact)]
     if exact := [row for row, is_exact in rows if is_exact]:
@@ -104,14 +104,14 @@ def _fields(config: type) -> Iterator[tuple[str, ...]]:
 
 
 def value_text(value: Any) -> str:
-    """Return a value as the user types it."""
+    """Return a setting's value as the user types it on the command line."""
     if isinstance(value, tuple):
         return ",".join(map(value_text, value)) or "()"
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def _kind(hint: Any) -> str:
-    """Return a type as the command line names it."""
+    """Return the name that the page gives to a type, such as `whole number`."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         kinds = [_kind(kind) for kind in typing.get_args(hint) if kind is not type(None)]
         return " or ".join([*kinds, *(["none"] if type(None) in typing.get_args(hint) else [])])
@@ -123,7 +123,7 @@ def _kind(hint: Any) -> str:
 
 
 def _allowed(config: type, name: str) -> str:
-    """Return the values of a Literal; for a number, its limits, which are found by trying values."""
+    """Return the allowed values of a field: those of a Literal, or a number's limits, found by trying values."""
     hint = typing.get_type_hints(config)[name]
     if words := [word for kind in (hint, *typing.get_args(hint)) for word in _words(kind)]:
         return ", ".join(f"`{word}`" for word in dict.fromkeys(words))
@@ -154,11 +154,11 @@ def _is_taken(config: type, values: Settings) -> bool:
 
 
 def table_head(titles: Iterable[str]) -> list[str]:
-    """Return the first two lines of a table."""
+    """Return the header and the separator line of a Markdown table."""
     titles = list(titles)
     return [row_line(titles), "|---" * len(titles) + "|"]
 
 
 def row_line(cells: Iterable[str]) -> str:
-    """Return a line of a table."""
+    """Return a row of a Markdown table."""
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

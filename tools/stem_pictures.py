@@ -47,7 +47,7 @@ CLASSES: dict[str, list[str]] = {
 
 @dataclass(frozen=True)
 class Thing:
-    """One object on a background, given by the index of its value in each class of words."""
+    """One object on a background; its fields are the indices of its values in CLASSES, the classes of words."""
 
     shape: int
     colour: int
@@ -60,7 +60,7 @@ class Thing:
         return Thing(**{name: int(rng.integers(len(values))) for name, values in CLASSES.items()} | fixed)
 
     def words(self, named: set[str]) -> str:
-        """Describe the thing by words of these classes, in a fixed order."""
+        """Describe the thing by its words of the classes in `named`, in a fixed order."""
         said = {name: CLASSES[name][getattr(self, name)] if name in named else "" for name in CLASSES}
         shape, place = said["shape"] or "thing", f"on {said['place']}" if said["place"] else ""
         return " ".join(f"a {said['size']} {said['colour']} {shape} {said['position']} {place}".split())
@@ -93,7 +93,7 @@ def paint(thing: Thing, rng: Generator, radius: float = 0.2, plain: float = 0.0,
 
 @dataclass
 class Pictures:
-    """Images of single objects for the first stage, in order of difficulty."""
+    """Images of single objects for the first stage of training, the easiest first."""
 
     images: Tensor  # (N, 3, S, S) uint8
     labels: dict[str, Tensor]  # class of words -> (N,)
@@ -109,7 +109,7 @@ class Pictures:
 
 @dataclass
 class Groups:
-    """Images and captions of the second stage; the images of a group differ in one class of words."""
+    """Images and captions for the second stage of training; captions of a group differ in one class of words."""
 
     images: Tensor  # (G, 8, 3, S, S) uint8
     tokens: Tensor  # (G, 8, L)
@@ -117,7 +117,7 @@ class Groups:
 
 @dataclass
 class Clips:
-    """Clips for the second stage, in both directions: three motions of one thing."""
+    """Clips for the second stage of training: three motions of one thing, with captions for both time directions."""
 
     frames: Tensor  # (G, 3, T, 3, S, S) uint8, forward
     tokens: Tensor  # (G, 6, L), forward and backward of each motion
@@ -129,7 +129,7 @@ def as_images(pictures: Sequence[Pixels]) -> Tensor:
 
 
 def make_group(rng: Generator, name: str) -> tuple[list[Pixels], list[str]]:
-    """Draw eight images whose captions differ only in words of one class; for sizes, in four shapes too."""
+    """Draw eight images whose captions differ only in words of the class `name`; for "size", four shapes, two sizes."""
     base = Thing.draw(rng)
     fixed = vars(base)
     if name == "size":
@@ -152,7 +152,7 @@ def make_group(rng: Generator, name: str) -> tuple[list[Pixels], list[str]]:
 
 
 def make_clips(rng: Generator) -> tuple[list[list[Pixels]], list[str]]:
-    """Draw a thing that moves left, up and closer, and six captions, of these clips and of their reversals."""
+    """Draw clips of a thing that moves left, up and closer, and six captions: of each clip and of its reversal."""
     thing = Thing.draw(rng)
     named = {each for each in CLASSES if rng.random() < 0.5 and each not in ("size", "position", "place")} | {"shape"}
     clips, captions = [], []

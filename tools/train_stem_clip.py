@@ -1,13 +1,13 @@
 """Training of the tiny CLIP that sees shapes and positions: `python -m tools.train_stem_clip --out FOLDER`.
 
-Its image tower is that of `tools.train_tiny_clip` with a convolutional stem. Two stages train it to see, in about 450 s
-on one core. First linear classifiers on its features name the shape, color, size, position and place of one thing; the
-things become smaller and the backgrounds busier during the stage. Then CLIP's contrastive loss trains both towers on
-groups of eight images that differ in one class of words only, and on clips that differ in the direction of motion
-only. A temporal layer reads the direction and is discarded: the shipped towers see single frames.
+Its image tower is that of `tools.train_tiny_clip` with a convolutional stem. Training has two stages and takes about
+450 s on one core. First, linear classifiers on its features learn the shape, color, size, position and place of one
+thing; things become smaller and backgrounds busier during the stage. Then CLIP's contrastive loss trains both towers on
+groups of eight images that differ only in one class of words, and on clips that differ only in the direction of motion.
+A temporal layer reads the direction and is discarded, so the shipped towers see single frames.
 
-The command prints the accuracy of each class of words on held-out images. No noun, verb or camera of a stream is in
-the training data. The folder gets weights.safetensors (float16), config.json and bpe.txt.gz.
+The command prints the accuracy for each class of words on held-out images. The training data do not contain a stream's
+nouns, verbs or cameras. The command writes weights.safetensors (float16), config.json and bpe.txt.gz.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ def model_config(vocab_size: int) -> dict[str, Any]:
 
 
 def build(config: dict[str, Any]) -> CLIP:
-    """Return an untrained model; torch's seed determines its weights."""
+    """Return an untrained CLIP with the convolutional stem; torch's seed determines its weights."""
     model = tiny.build(config)
     model.visual.conv1 = ConvStem(config["stem"], config["vision_cfg"]["width"])
     return model
 
 
 def encode_text(model: CLIP, tokens: Tensor) -> Tensor:
-    """Compute unit features (B, d) of captions (B, L) without the padding after the longest."""
+    """Compute unit features (B, d) of captions (B, L), cut to the length of the longest caption."""
     tokens = tokens[:, : int(tokens.argmax(dim=1).max()) + 1]
     length = tokens.shape[1]
     x = model.token_embedding(tokens) + model.positional_embedding[:length]
@@ -113,7 +113,7 @@ class Steps:
 
 
 def learn_to_see(model: CLIP, pool: Pictures, steps: int, bar: Iterator[int]) -> None:
-    """Train the first stage: classifiers name each class of words, on increasingly difficult images."""
+    """Run the first stage: train the image tower with a classifier for each class of words, on ever harder images."""
     width = model.visual.output_dim
     heads = nn.ModuleDict({name: nn.Linear(width, len(values)) for name, values in CLASSES.items()})
     optimizer = Steps([*model.visual.parameters(), *heads.parameters()], 2 * steps, 1e-3)
@@ -133,7 +133,7 @@ def learn_to_see(model: CLIP, pool: Pictures, steps: int, bar: Iterator[int]) ->
 
 
 def learn_words(model: CLIP, groups: Groups, clips: Clips, steps: int, bar: Iterator[int]) -> None:
-    """Train the second stage: contrast within batches of 16 groups; every fourth batch has clips."""
+    """Run the second stage: train both towers with CLIP's loss on 16 groups a batch; every fourth batch has clips."""
     time_layer = nn.Linear(FRAMES * model.visual.output_dim, model.visual.output_dim, bias=False)
     nn.init.zeros_(time_layer.weight)
     optimizer = Steps([*model.parameters(), *time_layer.parameters()], steps, 1e-3)
@@ -161,10 +161,10 @@ def learn_words(model: CLIP, groups: Groups, clips: Clips, steps: int, bar: Iter
 
 @torch.no_grad()
 def word_accuracy(model: CLIP, tokenizer: SimpleTokenizer, count: int = HELD_OUT, seed: int = 99) -> dict[str, float]:
-    """Return the accuracy in percent of each class of words, on images of one thing on a background.
+    """Return the zero-shot accuracy in percent for each class of words, on images of one thing on a background.
 
-    The choice is between complete captions that differ in the words of the class only. Chance is 100 divided by the
-    number of its values: shape 10, color 10, size 50, position 11.1, place 5.
+    The choice is between complete captions that differ only in the words of the class. Chance is 100 divided by the
+    number of the class's values: shape 10, color 10, size 50, position 11.1, place 5.
     """
     rng = np.random.default_rng(seed)
     things = [Thing.draw(rng) for _ in range(count)]
@@ -186,7 +186,7 @@ def word_accuracy(model: CLIP, tokenizer: SimpleTokenizer, count: int = HELD_OUT
 
 
 def lexicon() -> set[str]:
-    """Return every word that captions of the pre-training and of the worlds can contain, and common English words."""
+    """Return every word of the captions of pre-training and of the streams' worlds, and common English words."""
     phrases = [value for values in CLASSES.values() for value in values]
     phrases += [*worlds.NOUNS, *worlds.SIGNS, *worlds.VERBS, *worlds.NAMES, tiny.ENGLISH, "moves goes moving thing an"]
     phrases += [word for pair in worlds.MOVES for word in pair]

@@ -1,12 +1,12 @@
 """Training of the tiny CLIP that the repository ships: `python -m tools.train_tiny_clip --out FOLDER`.
 
-A CLIP of 0.9 M parameters, trained from random weights on still images of the synthetic scenes and their captions
-(CLIP's symmetric contrastive loss, arXiv:2103.00020). Its training data have shapes, colors, sizes, places and
+The CLIP has 0.9 M parameters and is trained from random weights on still images of the synthetic scenes and their
+captions (CLIP's symmetric contrastive loss, arXiv:2103.00020). Its training data have shapes, colors, sizes, places and
 positions. They lack motion and the nouns and cameras of single categories, which a continual method can learn from the
-embedded stream. Its tokenizer is CLIP's byte-pair encoding reduced to the merges that the scenes' words need, so any
-text still encodes.
+embedded stream. The tokenizer is CLIP's byte-pair encoding with only the merges that the scenes' words need; it can
+encode any text.
 
-The folder gets weights.safetensors (float16), config.json and bpe.txt.gz.
+The command writes weights.safetensors (float16), config.json and bpe.txt.gz.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ def still(rng: Generator, size: int = IMAGE_SIZE) -> tuple[Pixels, str]:
 
 
 def _thing(rng: Generator, others: list[Sprite]) -> tuple[str, Sprite]:
-    """Draw a sprite, apart from the others if twenty tries find room, and its words, such as "a large red circle".
+    """Draw a sprite at random, and return its words, such as "a large red circle", and the sprite.
 
-    The words contain the size in 60 % of the draws.
+    It is apart from the others if twenty tries find room. The words contain the size in 60 % of the draws.
     """
     for _ in range(20):
         x, y = rng.uniform(0.15, 0.85, 2)
@@ -149,8 +149,8 @@ def lexicon() -> set[str]:
 def write_bpe(path: Path, words: Iterable[str]) -> int:
     """Write CLIP's merges that occur in these words, in CLIP's order; return their number.
 
-    The file works as `open_clip.tokenizer.SimpleTokenizer(bpe_path=..., context_length=32)` and splits
-    these words as CLIP's own vocabulary does. Equal words give equal bytes.
+    `open_clip.tokenizer.SimpleTokenizer(bpe_path=..., context_length=32)` reads the file and splits these words as
+    with CLIP's own vocabulary. Equal words give equal bytes.
     """
     ranks: dict[tuple[str, str], int] = SimpleTokenizer().bpe_ranks
     used: set[tuple[str, str]] = set()
@@ -199,12 +199,12 @@ def build(config: dict[str, Any]) -> CLIP:
 
 
 def normalise(images: Tensor) -> Tensor:
-    """Convert (B, 3, S, S) uint8 to float, (x / 255 - 0.5) / 0.25."""
+    """Normalize images (B, 3, S, S) uint8 to float: (x / 255 - 0.5) / 0.25."""
     return (images.float() / 255 - MEAN[0]) / STD[0]
 
 
 def picture_pool(tokenizer: SimpleTokenizer, count: int, seed: int, progress: bool) -> tuple[Tensor, Tensor]:
-    """Return images (count, 3, S, S) uint8 and their tokens (count, L) int64."""
+    """Draw images with captions; return the images (count, 3, S, S) uint8 and the tokens (count, L) int64."""
     rng = np.random.default_rng(seed)
     pairs = [still(rng) for _ in tqdm(range(count), desc="painting", disable=not progress)]
     images = torch.from_numpy(np.stack([image for image, _ in pairs])).permute(0, 3, 1, 2).contiguous()
@@ -213,7 +213,7 @@ def picture_pool(tokenizer: SimpleTokenizer, count: int, seed: int, progress: bo
 
 @torch.no_grad()
 def recall(model: CLIP, images: Tensor, tokens: Tensor) -> tuple[float, float]:
-    """Return text-to-image R@1 and R@5 in percent, every caption against all images."""
+    """Return text-to-image R@1 and R@5 in percent; every caption searches all images."""
     model.eval()
     gallery = torch.cat([model.encode_image(normalise(part), normalize=True) for part in images.split(250)])
     queries = torch.cat([model.encode_text(part, normalize=True) for part in tokens.split(250)])
@@ -233,7 +233,7 @@ def train(
     peak_lr: float = 2e-3,
     progress: bool = True,
 ) -> CLIP:
-    """Train on images (N, 3, S, S) uint8 and tokens (N, L): AdamW, warm-up and cosine, jittered brightness."""
+    """Train a model on images (N, 3, S, S) uint8 and tokens (N, L): AdamW, warm-up and cosine, jittered brightness."""
     torch.manual_seed(seed)
     model = build(config).train()
     matrices = [p for n, p in model.named_parameters() if p.ndim >= 2 and "embedding" not in n]

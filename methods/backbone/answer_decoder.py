@@ -1,13 +1,13 @@
 """UMT's question-answering head: a small BERT decoder that generates an answer and ranks a fixed list of answers.
 
-Li et al., arXiv:2303.16058, as in the authors' code (`multi_modality`); after ALBEF, arXiv:2107.07651. The whole text
-encoder, fusion layers included, encodes a question as states Q. The decoder's layers are post-norm and causal:
+Li et al., arXiv:2303.16058, as in the authors' code (`multi_modality`), based on ALBEF, arXiv:2107.07651. The whole
+text encoder, fusion layers included, encodes a question as states Q. The decoder's layers are post-norm and causal:
 
     x = LN(x + SelfAttn(x));  x = LN(x + CrossAttn(x, Q));  x = LN(x + MLP(x));  logits = LN(GELU(W x)) word^T + b
 
     loss = (sum over answers of weight * sum over their pieces of cross-entropy) / questions
     score of an answer = log p(first piece) - loss of the answer; the first piece counts twice, as in the released code
-    only the k answers with the likeliest first pieces are scored; answers with equal first pieces are tied there
+    only the k answers whose first pieces are most probable are scored; a tie if several answers have the same one
 
 An answer is [CLS], its pieces and [SEP], cut to A ids. Id 0 is padding.
 
@@ -73,19 +73,19 @@ class AnswerDecoder(nn.Module):
 
 
 def question_states(umt: Umt, questions: Tensor, video: Tensor) -> Tensor:
-    """Encode questions (B, L) without end marks, together with the tokens (B, N, E) of their videos: (B, L, D)."""
+    """Encode questions (B, L) without end marks and the tokens (B, N, E) of their videos as states (B, L, D)."""
     bert = umt.text.bert
     return bert.fuse(bert.read(questions), questions, bert.memory(video))
 
 
 def answer_losses(logits: Tensor, answers: Tensor) -> Tensor:
-    """Sum the cross-entropies of each answer's pieces: logits (B, A, W) and ids (B, A) -> (B,)."""
+    """Compute each answer's loss (B,), the sum of its pieces' cross-entropies, from logits (B, A, W) and ids (B, A)."""
     target = answers[:, 1:].masked_fill(answers[:, 1:] == 0, -100)
     return F.cross_entropy(logits[:, :-1].mT, target, ignore_index=-100, reduction="none").sum(dim=1)
 
 
 def answering_loss(losses: Tensor, weights: Tensor, questions: int) -> Tensor:
-    """Compute the loss of a batch, a scalar.
+    """Compute the loss of a batch, a scalar: the weighted sum of the answers' losses, divided by `questions`.
 
     Args:
         losses: (R,) losses of R answers from `answer_losses`; the answers of a question are consecutive.
@@ -106,7 +106,7 @@ def rank_answers(
         states: (B, L, D) states of the questions.
         there: (B, L), attention mask of the questions, 1 where a question has a word piece.
         answers: (N, A) int64, the list of answers.
-        k: number of answers to score; of a list with fewer answers, all are scored, while the released code fails.
+        k: number of answers to score; of a list with fewer answers, all are scored (the released code fails).
 
     Returns:
         Indices (B, k) into `answers` and probabilities (B, k) of these answers, which sum to 1 for each question.

@@ -1,6 +1,6 @@
 """Names of backbones, available before a backbone is built.
 
-Imports neither torch nor open_clip: open_clip's architectures are JSON files in its package.
+The module imports neither torch nor open_clip: open_clip's architectures are JSON files in its package.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ UMT: dict[str, dict[str, Any]] = {
 
 
 def open_clip_folder() -> Path:
-    """Return the folder of open_clip's architectures, one JSON file each."""
+    """Return the folder of open_clip's package that contains a JSON file for each architecture."""
     spec = find_spec("open_clip")
     assert spec is not None
     assert spec.origin is not None

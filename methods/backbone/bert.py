@@ -4,8 +4,8 @@ Devlin et al., arXiv:1810.04805, split into two parts as in UMT's code (arXiv:23
 
     x = LN(x + SelfAttn(x));  [x = LN(x + CrossAttn(x, E));]  x = LN(x + MLP(x))        eps 1e-12, exact GELU
 
-Only the upper layers have the part in brackets. Its keys and values depend on the video alone, so `memory` computes
-them once per video for all captions. They are 8.32 of the 9.468 GMACs of a pair at full size.
+Only the upper layers have the part in brackets. Its keys and values depend only on the video, so `memory` computes them
+once per video for all captions. This is 8.32 of the 9.468 GMACs of a caption-video pair at full size.
 
 A caption is [CLS] and its words, without [SEP]; its feature is the output at [CLS]. Id 0 is padding.
 
@@ -25,9 +25,9 @@ Memory = Sequence[tuple[Tensor, Tensor]]  # keys and values (V, H, N, D/H) for e
 
 
 class BertAttention(nn.Module):
-    """Multi-head attention of captions to themselves or to a video, with residual sum and LayerNorm.
+    """Multi-head attention of a caption to itself or to a video, with residual sum and LayerNorm.
 
-    `of_width` is the width of the attended tokens; if None, it is the width of the caption.
+    `of_width` is the width of the attended tokens; if None, the width of the caption's tokens.
     """
 
     def __init__(self, width: int, heads: int, of_width: int | None = None) -> None:
@@ -53,7 +53,7 @@ class BertAttention(nn.Module):
 
 
 class BertLayer(nn.Module):
-    """One post-norm layer; it also attends to a video if `of_width`, the width of the video tokens, is given."""
+    """One post-norm layer. If `of_width`, the width of video tokens, is given, it has attention to a video as well."""
 
     def __init__(self, width: int, heads: int, hidden: int, of_width: int | None = None) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class FusionBert(nn.Module):
             fusion_from: index of the first layer that attends to the video.
             heads: number of heads of each layer.
             hidden: hidden width of the MLP.
-            vocabulary: number of ids.
+            vocabulary: number of token ids.
             places: maximum number of tokens of a caption.
             video_width: E.
         """
@@ -111,7 +111,7 @@ class FusionBert(nn.Module):
         new_weights(self)
 
     def read(self, tokens: Tensor) -> Tensor:
-        """Pass captions (B, L) int64 through the lower layers: (B, L, D), [CLS] at position 0."""
+        """Pass captions (B, L) int64 through the lower layers: (B, L, D), with [CLS] at position 0."""
         x = self.word(tokens) + self.kind.weight[0] + self.position.weight[: tokens.shape[1]]
         x, bias = self.norm(x), _mask_padding(tokens, x)
         for layer in self.layers[: self.fusion_from]:

@@ -1,9 +1,9 @@
 """The blocks of a CLIP tower, with named hook points (*seams*) for adapters.
 
-A method acts at the seams of every block without changing CLIP's weights. Seams are an argument of each call, so one
-unchanged backbone serves a student and its teacher.
+A method acts at the seams of every block without changing CLIP's weights. Seams are an argument of each call, so a
+student and its teacher can share one unchanged backbone.
 
-One block, where <name> marks a seam (all of them do nothing by default)::
+One block, where <name> marks a seam; by default a seam does nothing::
 
     x = <before>(x)
     y = LN1(x);  q, k, v = split <qkv>(W y);  q, k, v = <q>(q), <k>(k), <v>(v)
@@ -39,7 +39,7 @@ from ctvr.methods.backbone.recompute import is_checkpointing, recomputing
 
 @dataclass
 class TokenState:
-    """State of the tokens of one forward pass, which seams read and change. Each pass has its own state."""
+    """State of the tokens of one forward pass, which hook functions read and change. Each pass has its own state."""
 
     batch: int  # B videos or captions
     frames: int = 1  # T; 1 for text
@@ -67,7 +67,7 @@ class TokenState:
 
 @dataclass(frozen=True)
 class AttentionTrace:
-    """Results of a block's attention that the seam `between` of the block may request (`BlockSeams.wants_keys`)."""
+    """Results of a block's attention that its seam `between` gets if it requests them (`BlockSeams.wants_keys`)."""
 
     keys: Tensor | None = None  # (G, N, D/H) keys averaged over heads
     class_row: Tensor | None = None  # (G, N) attention of the class token to each token, averaged over heads
@@ -79,18 +79,24 @@ _RECORDED: ContextVar[list[TokenState] | None] = ContextVar("recorded", default=
 
 @dataclass(frozen=True)
 class BlockSeams:
-    """Hook functions of one block; where one is None, that part is as CLIP defines it.
+    """Hook functions of one block. If a function is None, its part of the block is unchanged.
 
-    qkv, q, k, v, out: (input, projected, state) -> projected; qkv (G, N, 3D) acts before q, k and v. fold: computes the
-    matrix (3D, D) equivalent to qkv, q, k and v, for frozen weights (merged_weights.py). fc, proj: like out, for the
-    two layers of the MLP, (G, N, 4D) and (G, N, D), in blocks of CLIP's own towers only.
-    mix: (q, k, v, bias, state) -> mixed, heads first (G, H, N, D/H); it replaces the fused attention and is slower, for
-    searches that need attention probabilities. beside: (y, attention, state) -> attention. before, after:
-    (x, state) -> x. between: (x, attended, state) -> x. mlp: (y, output, state) -> output.
-    `wants_keys` and `wants_class_row` declare what `between` reads of the attention. `needs_alignment`: whether token i
-    of neighboring frames must be at the same position of the image; `breaks_alignment`: whether it is not after this
-    block. `by_token`: whether qkv, q, out, fc, proj and mlp compute a caption's token only from this token and perhaps
-    the token at `eot`. `leaves_classes`: whether `between` returns the class tokens unchanged and first.
+    Attributes:
+        before, after: (x, state) -> x.
+        qkv: (input, projected, state) -> projected, (G, N, 3D); acts before q, k and v.
+        fold: () -> the matrix (3D, D) equivalent to qkv, q, k and v, for frozen weights (merged_weights.py).
+        q, k, v, out: (input, projected, state) -> projected, (G, N, D).
+        mix: (q, k, v, bias, state) -> mixed, heads first (G, H, N, D/H). It replaces the fused attention and is slower;
+            use it only if attention probabilities are needed.
+        beside: (y, attention, state) -> attention.
+        between: (x, attended, state) -> x.
+        fc, proj: like out, for the two layers of the MLP, (G, N, 4D) and (G, N, D); only in CLIP's own towers.
+        mlp: (y, output, state) -> output.
+        wants_keys, wants_class_row: whether `between` reads this part of `AttentionTrace`.
+        needs_alignment: whether token i of neighboring frames must be at the same image position.
+        breaks_alignment: whether, after this block, token i of neighboring frames can be at different positions.
+        by_token: whether qkv, q, out, fc, proj and mlp compute a token from this token and the token at `eot` only.
+        leaves_classes: whether `between` returns the class tokens unchanged and first.
     """
 
     before: Seam | None = None
@@ -116,9 +122,9 @@ class BlockSeams:
 
     @property
     def needs_all(self) -> bool:
-        """Return whether a seam after the projections may need every token that the block computes.
+        """Return whether a seam after the projections of q, k and v may need every token that the block computes.
 
-        A seam that only merges patches (`leaves_classes`) does not need them, unless `record_tokens` is active.
+        A seam that only merges patches (`leaves_classes`) does not need all tokens, unless `record_tokens` is active.
         """
         between = None if self.leaves_classes and _RECORDED.get() is None else self.between
         behind = (self.mix, self.out, self.beside, between, self.fc, self.proj, self.mlp, self.after)
@@ -173,7 +179,7 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, AttentionTrace]:
         """Attend within each group: y (G, N, D) -> (G, N, D), and the results that `between` requested.
 
-        With `read`, only the first `read` tokens attend (to all tokens): (G, read, D).
+        With `read`, only the first `read` tokens are queries: (G, read, D). All tokens are keys.
         """
         q, k, v = (self.heads_first(x) for x in self.project(y, seams, state, read))
         if state.rotate is not None:
@@ -199,7 +205,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """One pre-norm residual block of either tower, with the seams of this module's header."""
+    """One pre-norm residual block of an image or text tower, with the seams that this module's docstring lists."""
 
     is_compiled = False  # whether a pass without seams runs compiled (compiled.py)
 
@@ -219,8 +225,8 @@ class Block(nn.Module):
     ) -> Tensor:
         """Map tokens x (G, N, D) to (G, N', D).
 
-        With `is_last`, only class tokens are computed, unless a seam needs all tokens. `state.log` counts all tokens
-        anyway, because papers count the multiply-adds of all.
+        With `is_last`, only class tokens are computed, unless a seam needs all tokens. `state.log` counts all tokens in
+        any case, because papers count the multiply-adds of all tokens.
         """
         seams = seams or _NO_SEAMS
         if self.is_compiled and seams == _NO_SEAMS and state.sizes is None and state.rotate is None:
@@ -259,7 +265,7 @@ class Block(nn.Module):
 
 @contextmanager
 def record_tokens() -> Iterator[list[TokenState]]:
-    """Context manager: record the state of every pass through a vision tower; `TokenState.log` counts its tokens."""
+    """Context manager: yield a list that gets the state of every pass through a vision tower (see `TokenState.log`)."""
     states: list[TokenState] = []
     token = _RECORDED.set(states)
     try:
@@ -269,7 +275,7 @@ def record_tokens() -> Iterator[list[TokenState]]:
 
 
 def record(state: TokenState) -> TokenState:
-    """Add the state of a pass through a vision tower to the list of `record_tokens`, if one is active; return it.
+    """Append the state of a pass through a vision tower to the list of an active `record_tokens`; return the state.
 
     Every tower calls this once per pass, including towers that a method builds from CLIP's blocks.
     """
@@ -280,7 +286,7 @@ def record(state: TokenState) -> TokenState:
 
 
 def run_block(block: Callable[[Tensor, TokenState], Tensor], x: Tensor, state: TokenState) -> Tensor:
-    """Pass tokens x (G, N, D) through one block; inside `checkpointing` its activations are not kept.
+    """Pass tokens x (G, N, D) through one block; inside `checkpointing` its activations are not stored.
 
     Every tower calls this for each block, including towers that a method builds from CLIP's blocks.
     """
@@ -310,10 +316,10 @@ def run_blocks(
         seams: one entry per block, or None.
         state: state of these tokens.
         causal: whether a token cannot attend to later tokens.
-        classes_only: whether only class tokens are read after the last block, which then does not compute the others.
+        classes_only: whether only class tokens are needed; the last block then does not compute the others.
 
     Raises:
-        ValueError: if `seams` does not have one entry per block, or one acts in a block before `state.start`.
+        ValueError: if `seams` does not have one entry per block, or a seam acts in a block before `state.start`.
     """
     if seams is not None and len(seams) != len(blocks):
         raise ValueError(f"got seams (hook points) for {len(seams)} blocks, but the tower has {len(blocks)}.")

@@ -1,8 +1,8 @@
 """Reads CLIP checkpoints from common formats and renames their tensors for the target architecture.
 
 The same weights are stored in many forms: with the prefix of a wrapper (`module.`, `_orig_mod.`, `model.`, `clip.`),
-together with their moving average, in several files, or under the names of transformers. A warning lists tensors that
-are ignored. An error about tensors that do not fit gives names and shapes in the file and in the model.
+together with their moving average, in several files, or under the names of transformers. A warning names a tensor that
+is ignored. An error about tensors that do not fit gives names and shapes in the file and in the model.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OF_TEXT = ("transformer.", "token_embedding.", "positional_embedding", "ln_fina
 
 
 def has_weights(folder: Path) -> bool:
-    """Return whether a folder contains weights under one of the usual names."""
+    """Return whether a folder contains a weights file with a usual name, such as model.safetensors."""
     return any((folder / name).is_file() for name in OF_A_FOLDER)
 
 
@@ -89,7 +89,7 @@ def _describe_missing(folder: Path) -> str:
 
 
 def _match_part(name: str) -> re.Match[str] | None:
-    """Match the name of a file with one of several parts of weights, such as `model-00001-of-00002.safetensors`."""
+    """Match the name of a file that is one of several parts, such as `model-00001-of-00002.safetensors`."""
     match = re.search(r"-(\d+)-of-(\d+)\.(safetensors|bin|pt)$", name)
     return match if match and int(match[2]) > 1 else None
 
@@ -100,7 +100,7 @@ def read_checkpoint(path: Path, sha256: str = "", roots: tuple[str, ...] = ROOTS
     Args:
         path: a file, a folder in Hugging Face's layout, or an index of several files.
         sha256: SHA-256 of the file; required for a pickle.
-        roots: prefixes of the image tower's names; they locate the wrapper prefix.
+        roots: prefixes of the image tower's tensors, before which a wrapper prefix is searched.
 
     Raises:
         FileNotFoundError: see `files_of`.
@@ -121,8 +121,10 @@ def read_checkpoint(path: Path, sha256: str = "", roots: tuple[str, ...] = ROOTS
 def without_prefix(state: Mapping[str, Tensor], source: Path, roots: tuple[str, ...] = ROOTS) -> dict[str, Tensor]:
     """Select the tensors of one CLIP among the tensors of a file, and remove the prefix from their names.
 
+    Moving averages, which are recognized by their names, are excluded.
+
     Raises:
-        ValueError: if several CLIPs with different weights remain after averages are excluded by their names.
+        ValueError: if the file contains several CLIPs with different weights.
     """
     state = _unwrap(state)
     counts: dict[str, int] = {}
@@ -208,7 +210,7 @@ def fitted(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: ob
 
 
 def check(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: object, name: str) -> None:
-    """Refuse weights whose names, shapes or values do not fit an architecture.
+    """Reject weights whose names, shapes or values do not fit an architecture.
 
     Args:
         found: the weights.
@@ -266,7 +268,7 @@ def _remedy(names: list[str]) -> str:
 
 
 def _move_text_names(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Add or remove the prefix `text.` of text tower names, because open_clip has models with and without it."""
+    """Add or remove the prefix `text.` of a text tower's tensors, because open_clip has models with and without it."""
     if any(name.startswith("text.") for name in wanted):
         return {f"text.{name}" if name.startswith(_OF_TEXT) else name: value for name, value in state.items()}
     short = {name: name.removeprefix("text.") for name in state}

@@ -57,7 +57,7 @@ __all__ = [
 
 
 class VisionTower(nn.Module):
-    """CLIP's ViT over the frames of a video. openclip_towers.py has other towers with the same seams."""
+    """CLIP's ViT, applied to each frame of a video. openclip_towers.py has other towers with the same seams."""
 
     is_plain = True  # whether the tower has CLIP's parts: a class token, conv1, ln_pre, ln_post, proj
     classes = 1  # leading class tokens of a frame
@@ -92,8 +92,8 @@ class VisionTower(nn.Module):
     def embed(self, frames: Tensor) -> tuple[Tensor, TokenState]:
         """Embed frames (B, T, 3, H, W) as tokens (B*T, N, D), the class token first, and apply `ln_pre`.
 
-        Stored tokens (B, T, N, D) from `prefix` are returned unchanged; they enter block `entry`. The second result is
-        the state of the tokens.
+        Stored tokens (B, T, N, D) from `prefix` keep their values, because they enter at block `entry`. The second
+        result is the state of the tokens.
         """
         batch, num_frames = frames.shape[:2]
         if frames.ndim == 4:
@@ -107,7 +107,7 @@ class VisionTower(nn.Module):
     def prefix(self, frames: Tensor, blocks: int) -> Tensor:
         """Run the first `blocks` blocks without seams: (B, T, 3, H, W) -> (B, T, N, D).
 
-        If these are all blocks, only class tokens are kept (N = 1).
+        If the tower has no further blocks, only class tokens are returned (N = 1).
         """
         x, state = self.embed(frames)
         is_whole = blocks == len(self.blocks)
@@ -132,7 +132,7 @@ class VisionTower(nn.Module):
 
 
 class TextTower(nn.Module):
-    """CLIP's causal transformer over a caption."""
+    """CLIP's causal text transformer, applied to each caption."""
 
     causal = True
     lacks: frozenset[str] = frozenset()  # members of this class that a tower of another kind cannot offer
@@ -156,10 +156,10 @@ class TextTower(nn.Module):
         self.context_length = int(self.positional_embedding.shape[0])
 
     def embed(self, tokens: Tensor) -> tuple[Tensor, TokenState]:
-        """Embed token ids (B, L), whose padding is last, as (B, L', D), and return the state of the tokens.
+        """Embed token ids (B, L), padded at the end, as (B, L', D), and return the state of the tokens.
 
-        On the CPU, L' is the length of the longest caption. On a device it is L, because the caller trims captions
-        before the transfer.
+        On the CPU, L' is the length of the longest caption. On a GPU it is L, because the caller trims captions before
+        the transfer.
         """
         tokens = trim_padding(tokens)
         eot = tokens.argmax(dim=-1)  # the first maximum: the end-of-text id is the largest of the vocabulary
@@ -184,8 +184,8 @@ class TextTower(nn.Module):
     def forward(self, tokens: Tensor, seams: Seams | None = None) -> Tensor:
         """Embed each caption: (B, L) int64 -> (B, d), not normalized.
 
-        A training step computes every token of the last block, because fewer would change the random numbers of
-        dropout.
+        A training step computes all tokens of the last block, because dropout would draw other random numbers for
+        fewer tokens.
         """
         x, state = self.embed(tokens)
         last, acts = self.blocks[-1], (seams[-1] if seams else None) or BlockSeams()
@@ -198,7 +198,7 @@ class TextTower(nn.Module):
 
 
 class Clip(nn.Module):
-    """The pre-trained pair of towers that every method builds on."""
+    """An image tower and a text tower with pre-trained weights, on which every method builds."""
 
     weight_settings: WeightSettings | None = None  # None for shipped models and UMT, whose settings are fixed
 
@@ -220,8 +220,8 @@ class Clip(nn.Module):
             mean: (3,) means of the color channels, which are subtracted from pixels in [0, 1].
             std: (3,) standard deviations by which the color channels are divided.
             name: name of the architecture.
-            vision: image tower, if it is not CLIP's ViT.
-            text: text tower, if it is not CLIP's.
+            vision: image tower; if None, CLIP's ViT from `source`.
+            text: text tower; if None, CLIP's from `source`.
         """
         super().__init__()
         self.name = name

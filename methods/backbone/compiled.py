@@ -18,7 +18,7 @@ RECOMPILATIONS = 64  # limit per function: it serves both towers, with and witho
 
 
 class CompileFailed(ValueError):
-    """torch cannot compile on this machine."""
+    """Error: torch cannot compile on this machine."""
 
 
 @cache
@@ -30,7 +30,7 @@ def _compile(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def run_compiled(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
-    """Call the compiled form of a function and return its result; the first call compiles the function.
+    """Compile a function in its first call, and return the result of the compiled function.
 
     Raises:
         CompileFailed: if torch cannot compile the function.
@@ -50,7 +50,7 @@ def run_compiled(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
 
 
 def compile_blocks(backbone: nn.Module, device: torch.device) -> None:
-    """Let the blocks of a backbone run compiled where no seam acts; a small function is compiled first as a test.
+    """Let a backbone compile its blocks without active seams; a small function is compiled first as a test.
 
     Raises:
         CompileFailed: if torch cannot compile for the device.
@@ -62,7 +62,7 @@ def compile_blocks(backbone: nn.Module, device: torch.device) -> None:
 
 
 def is_compiled(tower: nn.Module) -> bool:
-    """Return whether the blocks of a tower run compiled where no seam acts."""
+    """Return whether the blocks of a tower are compiled if they have no active seams."""
     return any(getattr(module, "is_compiled", False) for module in tower.modules())
 
 

@@ -1,4 +1,4 @@
-"""Convolutional stem of a small ViT, in place of its one patch convolution (Xiao et al., arXiv:2106.14881).
+"""Convolutional stem that replaces the patch convolution of a small ViT (Xiao et al., arXiv:2106.14881).
 
 Shapes: G frames, S side of a frame in pixels, D width of the tower.
 """
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 class ConvStem(nn.Sequential):
     """Convolutions of stride 2 with ReLU in between: (G, 3, S, S) -> (G, D, S / 2^n, S / 2^n) for n convolutions.
 
-    It has the attributes of the patch convolution that it replaces. The count of a tower's multiplications
-    (`tower_macs`) reads `weight`, so it omits the first n - 1 convolutions, as it does for stems of timm.
+    The stem has the attributes of the patch convolution that it replaces. `tower_macs`, which counts a tower's
+    multiply-adds, reads `weight`. So it omits the first n - 1 convolutions, as for the stems of timm.
     """
 
     def __init__(self, channels: Sequence[int], width: int) -> None:

@@ -1,4 +1,4 @@
-"""Sizes of backbones, available before a backbone is built; imports neither torch nor open_clip."""
+"""Sizes of backbones, available before a backbone is built; the module imports neither torch nor open_clip."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def image_size(name: str) -> int | None:
 
 
 def read_description(name: str) -> dict[str, Any] | None:
-    """Return a backbone's sizes in open_clip's form; None for an unknown name or a file that is not an architecture."""
+    """Return a backbone's sizes in open_clip's form; None for an unknown name or a file without an architecture."""
     if name in UMT:
         return UMT[name]
     if is_own(name):

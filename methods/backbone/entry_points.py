@@ -1,8 +1,8 @@
-"""Towers of other installed packages: entry points `ctvr.backbones`, NAME -> a callable that returns a torch module.
+"""Backbones of other installed packages: entry points `ctvr.backbones`, NAME -> a callable that returns a torch module.
 
 The module has `encode_image`, `encode_text`, `tokenize` and `image_size`, see `Tower`. Methods can act in its blocks
-only if it also has hook points. A model of open_clip's classes has all of them. The encoders of other modules may use
-weights in any way, so each tower gets a copy of the module with the weights that its encoder reads, without the others.
+only if it has hook points as well. A model of open_clip's classes has all of these members. The encoders of other
+modules may use any weights, so each tower gets a copy of the module with only the weights that its encoder reads.
 
 Shapes: G images, B videos or captions, T frames, L tokens of one caption, N tokens of one image, S side of an image in
 pixels, D width of a tower, d joint embedding.
@@ -42,8 +42,8 @@ _CLOSE = 1e-4  # largest relative difference between an encoder and its hook poi
 class Tower(Protocol):
     """The members of a module that an entry point returns.
 
-    It may also have `mean`, `std` (3 numbers each), `resize_mode` and `interpolation` of images; `logit_scale`, the
-    logarithm of 1 / temperature; `pad`, the id that fills captions (0). Hook points are optional, too::
+    Further members are optional; defaults are in brackets. `mean`, `std` (3 numbers each), `resize_mode` and
+    `interpolation` are for images; `logit_scale` is the log of 1 / temperature, `pad` the padding id (0). Hook points::
 
         image_blocks (pre-norm blocks of open_clip or timm)     text_blocks
         embed_image(images) -> (G, N, D)                        embed_text(ids) -> (B, L, D)
@@ -60,11 +60,11 @@ class Tower(Protocol):
         """Embed captions: (B, L) int64 -> (B, d), not normalized."""
 
     def tokenize(self, captions: list[str]) -> Tensor:
-        """Return ids (B, L) int64; L does not depend on the captions."""
+        """Return the token ids (B, L) int64 of B captions; L does not depend on the captions."""
 
 
 def entry_point(name: str) -> EntryPoint | None:
-    """Return the entry point of a backbone's name, or None.
+    """Return the entry point that provides the backbone `name`, or None.
 
     Raises:
         SettingError: if two packages, or a package and ctvr or open_clip, have a backbone of this name.
@@ -92,12 +92,12 @@ def load_entry_point(point: EntryPoint, weights: str, seed: int, sha256: str = "
 
     Args:
         point: see `entry_point`.
-        weights: `shipped` for those that the module has, or a file or folder with the names of its `state_dict()`.
+        weights: `shipped` for the module's own, or a file or folder with the names of its `state_dict()`.
         seed: seed of random numbers that the package draws.
         sha256: SHA-256 of a pickle.
 
     Raises:
-        ValueError: one line, if the package cannot be imported, or returns something else.
+        ValueError: one line, if the package cannot be imported or does not return a module as in `Tower`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -173,10 +173,10 @@ class _Example:
 
 
 def _part(point: EntryPoint, source: Any, run: Callable[[Any], Tensor], what: str) -> Any:
-    """Return a copy of a module without the weights that `run` does not read.
+    """Return a copy of a module with only those weights that get a gradient from the output of `run`.
 
     Raises:
-        SettingError: if no weight gets a gradient, or if `run` needs a weight without one.
+        SettingError: if no weight gets a gradient.
     """
     part = copy.deepcopy(source)
     flags = {name: parameter.requires_grad for name, parameter in part.named_parameters()}
@@ -195,10 +195,10 @@ def _part(point: EntryPoint, source: Any, run: Callable[[Any], Tensor], what: st
 
 
 def _blocks(point: EntryPoint, source: Any, names: Sequence[str]) -> nn.ModuleList:
-    """Rebuild the blocks of a module with hook points; () if it has none.
+    """Rebuild the blocks of a module with hook points; the result is empty if the module lacks `names`.
 
     Raises:
-        SettingError: for a part of the hook points, or blocks that cannot be rebuilt.
+        SettingError: if the module has only some of `names`, or blocks that cannot be rebuilt.
     """
     there = [name for name in names if hasattr(source, name)]
     if there and (missing := [name for name in names if name not in there]):
@@ -219,7 +219,7 @@ def _heads(blocks: Any) -> int:
 
 
 def _require_equal(point: EntryPoint, found: Tensor, expected: Tensor, names: Sequence[str]) -> None:
-    """Refuse an encoder that computes other features than its hook points; `names` is () for open_clip's classes."""
+    """Reject an encoder whose features differ from those of its hook points; `names` is () for open_clip's classes."""
     if torch.allclose(found, expected, rtol=_CLOSE, atol=_CLOSE * float(expected.abs().max())):
         return
     if not names:
@@ -279,7 +279,7 @@ class OwnVision(VisionTower):
 class OwnText(TextTower):
     """The caption encoder of an entry point, with hook points in its blocks if the module offers them.
 
-    Captions have the format of all towers here (`EndMarked`); the module gets the ids of its own tokenizer.
+    Captions have the format of `EndMarked`, as for all towers; the module gets the ids of its own tokenizer.
     """
 
     lacks = frozenset({"embed", "read", "hidden", "project", "token_embedding"})
@@ -313,7 +313,7 @@ class OwnText(TextTower):
 
 
 class OwnClip(Clip):
-    """A pair of towers of an entry point, in place of CLIP."""
+    """An image tower and a text tower of an entry point, in place of CLIP's."""
 
     def __init__(self, name: str, source: Any, vision: VisionTower, text: TextTower, own: WeightSettings) -> None:
         nn.Module.__init__(self)

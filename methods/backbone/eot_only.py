@@ -1,4 +1,4 @@
-"""Last block of a text tower, restricted to the end-of-text token that an encoded caption needs.
+"""Computation of a text tower's last block for the end-of-text token only, the one that is read.
 
 Shapes: B captions, L tokens, D width.
 """
@@ -16,7 +16,7 @@ from ctvr.methods.backbone.merged_weights import merge
 
 
 def supports_eot_only(block: nn.Module, seams: BlockSeams, state: TokenState) -> TypeGuard[Block]:
-    """Return whether `eot_only` computes the same end-of-text tokens as `block.forward` with these seams (hooks)."""
+    """Return whether, with these seams (hooks), `eot_only` computes the same end-of-text tokens as `block.forward`."""
     if not isinstance(block, Block) or state.rotate is not None or hasattr(block.attn, "norm"):
         return False
     if type(state) is not TokenState:  # seams with their own kind of state may read any token (LUMP's mixup does)
@@ -28,9 +28,9 @@ def supports_eot_only(block: nn.Module, seams: BlockSeams, state: TokenState) ->
 
 
 def eot_only(block: Block, x: Tensor, seams: BlockSeams, state: TokenState) -> Tensor:
-    """Compute the end-of-text tokens (B, 1, D) of captions x (B, L, D): all tokens are keys, one is a query.
+    """Compute the end-of-text tokens (B, 1, D) of captions x (B, L, D). They are the only queries; all tokens are keys.
 
-    It sets `state.eot` to 0, the new position of the end-of-text token.
+    The function sets `state.eot` to 0, the new position of the end-of-text token.
     """
     assert state.eot is not None
     rows, attention, (batch, tokens, width) = torch.arange(len(x), device=x.device), block.attn, x.shape

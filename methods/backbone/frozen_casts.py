@@ -1,7 +1,7 @@
 """Cache of frozen weights that autocast would cast again in every step.
 
 Autocast caches the casts of trained weights for one forward pass, but casts a frozen weight before each product. In a
-step of a frozen CLIP these are 200 kernels, which read and write all weights.
+training step with a frozen CLIP, these casts are 200 kernels, which read and write all weights.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _KEPT: ContextVar[WeakTensorKeyDictionary | None] = ContextVar("kept", default=N
 def frozen_casts() -> Iterator[None]:
     """Context manager: cache the casts of frozen weights in this thread.
 
-    A cast is cached from the second read of an unchanged weight on. Weights of a momentum encoder change in every step,
-    so their casts are not cached.
+    A weight is cast and cached when it is read for the second time without a change in between. Weights of a momentum
+    encoder change in every step, so their casts are not cached.
     """
     token = _KEPT.set(WeakTensorKeyDictionary())
     try:

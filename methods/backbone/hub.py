@@ -1,4 +1,4 @@
-"""Downloads of weights and tokenizers that use the cache first and report a missing connection in one line."""
+"""Download of weights and tokenizers: the cache is used first, and a failed connection is reported in one line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Found = TypeVar("Found")
 
 
 def why_unreachable() -> str:
-    """Return why the Hugging Face hub, or the proxy in front of it, cannot be reached; "" if it can."""
+    """Return the reason why the Hugging Face hub or its proxy cannot be reached; "" if it can be reached."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         return "HF_HUB_OFFLINE is set"
     address = urlsplit(os.environ.get("HF_ENDPOINT") or HUB)
@@ -39,7 +39,7 @@ def why_unreachable() -> str:
 
 
 def _connect(addresses: list[str], port: int, end: float) -> None:
-    """Connect to one of the addresses of a host; all attempts together end at `end`. Raise the last error."""
+    """Try a host's addresses until one accepts a connection or the time `end` is reached; then raise the last error."""
     for number, address in enumerate(addresses, 1):
         try:
             socket.create_connection((address, port), max(end - time.monotonic(), 0.1)).close()
@@ -50,11 +50,11 @@ def _connect(addresses: list[str], port: int, end: float) -> None:
 
 
 def fetch(call: Callable[[], Found], what: str, remedy: str) -> Found:
-    """Return the result of a library's function, called with its cache only or, if that fails, with downloads.
+    """Return the result of a library's function: first call it offline with its cache; if this fails, with downloads.
 
     Args:
         call: the function.
-        what: description of the result for the message; names of settings as in `SettingError`.
+        what: description of the result for the message; settings are named as in `SettingError`.
         remedy: sentence that explains how to obtain the result without a network.
 
     Raises:
@@ -84,7 +84,7 @@ def offline() -> Iterator[None]:
 
 
 def fetch_weights(name: str, tag: str, remedy: str) -> Path:
-    """Return the file of an open_clip tag's weights in the cache of the library; download it if it is missing.
+    """Return the cached file with the weights of an open_clip tag; download it if it is missing.
 
     Raises:
         SettingError: with the given `remedy`, if the file cannot be downloaded.

@@ -49,14 +49,14 @@ def is_theirs(state: Mapping[str, Tensor]) -> bool:
 
 
 def under_open_clip_names(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename tensors of transformers to the names of an open_clip model; join and reshape them to fit it.
+    """Rename tensors of transformers to the names of an open_clip model; join and reshape them to fit that model.
 
     Args:
-        state: tensors by name of transformers' CLIPModel, SiglipModel or a model with the same names.
+        state: tensors by their names in transformers' CLIPModel, SiglipModel or a model with the same names.
         wanted: state dict of the open_clip model; only names and shapes are used.
 
     Returns:
-        Tensors by open_clip's names; an unknown name is kept.
+        Tensors by open_clip's names; a tensor with an unknown name keeps it.
     """
     is_timm = any(name.startswith("visual.trunk.") for name in wanted)
     before = "text." if any(name.startswith("text.") for name in wanted) else ""
@@ -82,7 +82,7 @@ def under_open_clip_names(state: Mapping[str, Tensor], wanted: Mapping[str, Tens
 
 
 def _rename_outside_blocks(name: str, value: Tensor, is_timm: bool, before: str) -> dict[str, Tensor]:
-    """Return a tensor outside the transformer blocks under its new name, or in two parts with a name each."""
+    """Rename a tensor outside the transformer blocks: new name -> tensor, or two names with its two parts."""
     tower, _, rest = name.partition(".")
     if tower == "vision_model" and is_timm and rest.startswith("head.attention.in_proj_"):
         kind = rest.removeprefix("head.attention.in_proj_")
@@ -108,7 +108,7 @@ def _rename(name: str, table: Mapping[str, str], otherwise: str = "") -> str:
 
 
 def _reshape(value: Tensor, wanted: Tensor | None) -> Tensor:
-    """Reshape a tensor to the shape of open_clip's if only dimensions of size 1 differ: (N, D) to (1, N, D)."""
+    """Reshape a tensor to the shape of `wanted` if they differ only in dimensions of size 1: (N, D) to (1, N, D)."""
     if wanted is None or [n for n in value.shape if n != 1] != [n for n in wanted.shape if n != 1]:
         return value
     return value.reshape(wanted.shape)

@@ -61,14 +61,14 @@ class Inert:
         self.entries[name] = value
 
     def append(self, value: Any) -> None:
-        """Accept and drop an entry of a list type other than Python's own."""
+        """Accept and drop an element of a list-like object that is not a Python list."""
 
     def extend(self, values: Any) -> None:
-        """Accept and drop entries of a list type other than Python's own."""
+        """Accept and drop elements of a list-like object that is not a Python list."""
 
 
 class Reader(pickle.Unpickler):
-    """An unpickler that resolves only the names that build tensors."""
+    """An unpickler that replaces names that do not build tensors by `Inert`, and rejects names of programs."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module.partition(".")[0] in _PROGRAMS or (module in {"builtins", "__builtin__"} and name in _CALLS):
@@ -100,7 +100,7 @@ def _build_from_type(build: Any, _: Any, arguments: Any, __: Any) -> Any:
 def read(content: bytes) -> dict[str, torch.Tensor]:
     """Return the tensors of a torch.save or torch.jit.save file by their dotted names.
 
-    The tensors may be in nested dictionaries and in pickled modules. The name of a single tensor is empty.
+    The tensors may be in nested dictionaries and in pickled modules. If the file is a single tensor, its name is empty.
 
     Args:
         content: bytes of the file.
@@ -131,13 +131,13 @@ def read(content: bytes) -> dict[str, torch.Tensor]:
 
 
 def _flatten(found: Any, place: Place, around: tuple[int, ...]) -> Iterator[tuple[Place, torch.Tensor | None]]:
-    """Yield the path and None for each dictionary and module, and the path and the tensor for each tensor.
+    """Yield (path, tensor) for each tensor, and (path, None) for each dictionary and module.
 
     Optimizers, schedulers and gradient scalers are skipped.
 
     Args:
         found: the unpickled object, or a part of it.
-        place: path of `found`.
+        place: dotted path of `found`.
         around: ids of the objects that contain `found`, which are not visited again.
     """
     yield place, None
@@ -194,7 +194,7 @@ def _read_archive(content: bytes) -> Any:
 
 
 def _dtype_of(kind: Any) -> torch.dtype:
-    """Return the dtype of a storage class from its private attribute; the public one emits a deprecation warning."""
+    """Return the dtype of a storage class from a private attribute, because the public one emits a warning."""
     found: torch.dtype = getattr(kind, "_dtype", torch.uint8)
     return found
 
@@ -204,7 +204,7 @@ def _make_typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.stor
 
 
 def _read_legacy(content: bytes) -> Any:
-    """Unpickle a file of torch before 1.6: version of the format, the object, names of its storages, their bytes."""
+    """Unpickle a file of torch before 1.6: it has the format's version, the object, storage names and storage bytes."""
     file = io.BytesIO(content)
     try:
         is_torch = Reader(file).load() == _MAGIC and Reader(file).load() == _PROTOCOL

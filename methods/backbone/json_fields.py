@@ -1,4 +1,4 @@
-"""Typed reading of JSON files that others wrote, with one-line errors."""
+"""Typed reading of third-party JSON files, with one-line errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def read_object(file: Path, what: str = "the settings of the weights") -> dict[s
     """Return the JSON object in a file; empty for a missing file.
 
     Raises:
-        ValueError: for a file without an object; the message calls it `what`.
+        ValueError: if the file does not contain a JSON object; the message calls the file `what`.
     """
     if not file.is_file():
         return {}
@@ -29,7 +29,7 @@ def read_object(file: Path, what: str = "the settings of the weights") -> dict[s
 
 
 def get_typed(config: Mapping[str, Any], name: str, kind: type, what: str, source: Path) -> Any:
-    """Return `config[name]`, or None if it is absent; refuse a value of another type, which `what` describes."""
+    """Return `config[name]`, or None if it is absent; reject a value that is not of type `kind`, called `what`."""
     value = config.get(name)
     if value is None or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
         return value
@@ -37,12 +37,12 @@ def get_typed(config: Mapping[str, Any], name: str, kind: type, what: str, sourc
 
 
 def get_object(config: Mapping[str, Any], name: str, source: Path) -> dict[str, Any]:
-    """Return the object `config[name]`; empty if it is absent."""
+    """Return the JSON object `config[name]`; empty if it is absent."""
     return get_typed(config, name, dict, "an object", source) or {}
 
 
 def get_whole(config: Mapping[str, Any], name: str, source: Path, most: int = MOST) -> int | None:
-    """Return the whole number `config[name]` of 1 to `most`; None if it is absent."""
+    """Return `config[name]`, a whole number from 1 to `most`; None if it is absent."""
     what = f"a whole number of 1 to {most}"
     value: int | None = get_typed(config, name, int, what, source)
     if value is not None and not 0 < value <= most:

@@ -54,15 +54,15 @@ def load_backbone(
     Args:
         name: `tiny-clip` or `tiny-clip-stem` (shipped with this package), `UMT-B-16`, `UMT-L-16`, `vectors` (a
             placeholder of width 1), an open_clip architecture such as `ViT-B-32-quickgelu`, a path
-            (own_architecture.py) or an entry point (entry_points.py). OpenAI's weights need the quickgelu variants.
+            (own_architecture.py) or an entry point (entry_points.py). OpenAI's weights need a -quickgelu name.
         weights: `shipped` (of a shipped model, a folder of an architecture or an entry point), an open_clip tag such as
             `openai` (downloaded by open_clip), a local file (.safetensors, .pt), a folder in Hugging Face's layout, or
             `random`.
         seed: seed of `random` weights.
         sha256: SHA-256 of the local file; required for a pickle (any file except .safetensors).
-        vocabulary: BERT's vocab.txt, a file; UMT requires it, the others refuse it.
-        chosen: settings of a local file that only the user can state, see `weight_settings`.
-        saved: settings of a saved model's weights, which the caller loads later; used instead of those of `weights`.
+        vocabulary: path of BERT's vocab.txt; required for UMT, rejected for other backbones.
+        chosen: the user's settings for a local file, see `weight_settings`.
+        saved: settings of a saved model, whose weights the caller loads later; they replace the settings of `weights`.
 
     Raises:
         ValueError: for an unknown name or tag, a file that does not fit the architecture, or a pickle whose digest
@@ -98,7 +98,7 @@ def load_backbone(
 def find_weight_settings(
     name: str, weights: str, chosen: Mapping[str, Any] | None = None, group: str = "backbone"
 ) -> WeightSettings | None:
-    """Return the settings of weights (`weight_settings`); None for shipped models, UMT, `vectors` and entry points.
+    """Return the `weight_settings` of weights; None for shipped models, UMT, `vectors` and entry points.
 
     Raises:
         ValueError: see `weight_settings`; also if `chosen` is given for a backbone whose settings are fixed.
@@ -119,7 +119,7 @@ def check_backbone(
     chosen: Mapping[str, Any] | None = None,
     group: str = "backbone",
 ) -> None:
-    """Refuse a name, tag or missing file before anything is built.
+    """Reject an unknown name, an unknown tag or a missing file before a backbone is built.
 
     See `load_backbone` for the arguments, and `weight_settings` for `group`.
 
@@ -156,7 +156,7 @@ def check_backbone(
 
 
 def tags_of(name: str) -> list[str]:
-    """Return open_clip's tags of weights for an architecture; () for one in the user's files.
+    """Return open_clip's tags of weights for an architecture; an empty list for an architecture in the user's files.
 
     Raises:
         SettingError: for an unknown architecture, with the closest name.
@@ -179,9 +179,9 @@ def tags_of(name: str) -> list[str]:
 
 
 def describe_architecture(name: str) -> dict[str, Any]:
-    """Return open_clip's configuration of an architecture, also of one in the user's files; empty for an unknown name.
+    """Return the configuration of an open_clip architecture or of the user's own file; empty for an unknown name.
 
-    It includes the version of timm or transformers if that library defines a tower, and the user's tokenizer.
+    It includes the version of timm or transformers if that library defines a tower, and digests of a user's tokenizer.
     """
     import open_clip
 
@@ -201,7 +201,7 @@ def describe_architecture(name: str) -> dict[str, Any]:
 def _closest(name: str, known: Sequence[str]) -> str:
     """Return the known architecture with the closest name, or "" if none is close.
 
-    The given name may be one of Hugging Face's, such as openai/clip-vit-base-patch32.
+    The given name may be that of a Hugging Face model, such as openai/clip-vit-base-patch32.
     """
     plain = re.sub(r"^[\w.-]+/(?=[a-z])", "", name.lower()).replace("/", "-").replace("_", "-").replace("patch", "")
     for long, short in (("base", "b"), ("large", "l"), ("huge", "h"), ("clip-vit", "vit")):
@@ -298,7 +298,7 @@ def _tokenizer(name: str, length: int | None = None) -> Callable[[list[str]], Te
 
 
 def are_here(name: str, weights: str) -> bool:
-    """Return whether these weights are on this machine, so that `load_backbone` would not download them."""
+    """Return whether these weights are on this machine, so that `load_backbone` need not download them."""
     weights = weights_of(name, weights)
     if weights in {"shipped", "random"}:
         return True
@@ -316,14 +316,14 @@ def are_here(name: str, weights: str) -> bool:
 
 
 def brings_weights(name: str) -> bool:
-    """Return whether a backbone comes with weights under the name `shipped`: a folder, or an entry point."""
+    """Return whether a backbone has its own weights, called `shipped`: true for a folder and for an entry point."""
     if is_own(name):
         return weights_of(name, "shipped") != "shipped"
     return read_description(name) is None and entry_point(name) is not None
 
 
 def is_path(weights: str) -> bool:
-    """Return whether the setting `backbone.weights` is the path of a file or folder and not a tag of open_clip."""
+    """Return whether the setting `backbone.weights` is the path of a file or folder, not a tag of open_clip."""
     return "/" in weights or ENDINGS.search(weights) is not None
 
 

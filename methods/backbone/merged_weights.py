@@ -1,8 +1,8 @@
 """Merges linear additions to a projection, such as LoRA, into the projection's frozen weights.
 
-A separate LoRA costs two low-rank products and a pass over q, k and v in every block. While the model is not trained,
-for example when a gallery or captions are encoded, the matrix is added to the weights once instead. The results
-(W + B A) x and W x + B (A x) are equal except for rounding.
+A separate LoRA costs two low-rank products and a pass over q, k and v in every block. When a gallery or captions are
+encoded, weights do not change, so the LoRA's matrix B A is added to the weights W once. The results (W + B A) x and
+W x + B (A x) are equal except for rounding.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def merged_weights(kept: MergeCache | None = None) -> Iterator[None]:
     """Context manager: declare that weights do not change in this thread, so that merged weights are cached.
 
     Args:
-        kept: cache that the caller reuses in several such contexts; if None, the cache is dropped at the end.
+        kept: cache that the caller reuses in several such contexts; if None, an outer context's cache or a new one.
     """
     outer = _KEPT.get()
     token = _KEPT.set(kept if kept is not None else {} if outer is None else outer)
@@ -49,10 +49,10 @@ def merged_weights(kept: MergeCache | None = None) -> Iterator[None]:
 
 
 def merge(weights: Tensor, seams: Seams) -> tuple[Tensor, Seams]:
-    """Return the weights (3D, D) of q, k and v with the addition of the seams merged, and the seams without it.
+    """Merge the matrix of `seams.fold` into the weights (3D, D) of q, k and v; return them, and the seams without it.
 
-    Both are returned unchanged outside `merged_weights`, with gradients, which need the factors, and in other
-    precisions than float32. In bfloat16, rounding would remove a small addition to large weights.
+    Both are returned unchanged outside `merged_weights`, if gradients are enabled, because the factors of the matrix
+    need them, and in precisions other than float32. In bfloat16, rounding would remove small additions.
     """
     fold = seams.fold
     if fold is None or (kept := _KEPT.get()) is None or torch.is_grad_enabled() or weights.dtype != torch.float32:

@@ -2,7 +2,7 @@
 
 timm's ViT (SigLIP, MobileCLIP2-B and L) and Eva (PE-Core, EVA02: rotary positions) are rebuilt from the blocks of
 blocks.py; before and after the blocks, timm's own modules are used. The towers may pool by attention or by the mean,
-and may lack a class token. Which methods fit them is found by running the method (learning/run/tower_parts.py).
+and may lack a class token. Whether a method fits a tower is tested by running it (learning/run/tower_parts.py).
 Without seams, a tower computes the features of open_clip's tower (tests/methods/backbone/test_openclip_towers.py).
 
 Shapes: B videos or captions, T frames, N tokens of one frame, L tokens of one caption, D width, d joint embedding.
@@ -34,7 +34,7 @@ def vision_of(source: Any, name: str) -> VisionTower:
 
 
 def text_of(source: Any, is_of_transformers: bool = False) -> TextTower:
-    """Rebuild the text tower of an open_clip model; with a tokenizer of transformers, the largest id is not the end.
+    """Rebuild the text tower of an open_clip model; in a tokenizer of transformers, the largest id need not be the end.
 
     Raises:
         ValueError: for a network that cannot be rebuilt from the blocks of blocks.py.
@@ -84,7 +84,7 @@ class TimmVision(VisionTower):
         self.entry, self.takes_features = 0, False
 
     def train(self, mode: bool = True) -> TimmVision:
-        """Set the mode of the blocks only; batch-norm statistics of MobileCLIP2-B's stem would change in training."""
+        """Set the mode of the blocks only: training mode would change batch-norm statistics of MobileCLIP2-B's stem."""
         super().train(mode)
         self.trunk.eval()
         return self
@@ -123,7 +123,7 @@ class TimmVision(VisionTower):
     def prefix(self, frames: Tensor, blocks: int) -> Tensor:
         """Run the first `blocks` blocks without seams: (B, T, 3, H, W) -> (B, T, N, D).
 
-        Unlike in CLIP's tower, all N tokens are kept after the last block, too.
+        Unlike CLIP's tower, this tower returns all N tokens even after its last block.
         """
         x, state = self.embed(frames)
         return run_blocks(self.blocks[:blocks], x, None, state, causal=False).unflatten(0, frames.shape[:2])
@@ -200,7 +200,7 @@ def _projections(a: Any) -> tuple[Tensor, Tensor]:
 
 
 class _Scale(nn.Module):
-    """A learned factor for each channel: (..., D) -> (..., D)."""
+    """Multiplies each channel by a learned factor: (..., D) -> (..., D)."""
 
     def __init__(self, gamma: nn.Parameter) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class _Scale(nn.Module):
 
 
 class WholeText(TextTower):
-    """A text tower that reads all positions, padding included: not causal, or pooled at another position than CLIP's.
+    """A text tower that reads all L positions, padding included. It is not causal, or does not pool as CLIP's does.
 
     It pools at one of three positions. `last`: the last of all positions (SigLIP); `eos`: the first end token, whose id
     is not the largest (MetaCLIP 2); `argmax`: the largest id, as in CLIP, but without a causal mask (MobileCLIP2-L-14).
@@ -245,7 +245,7 @@ class WholeText(TextTower):
         self.pad, self.words = 0, len(self.token_embedding.weight)  # padding id of the tokenizer, and number of ids
 
     def embed(self, tokens: Tensor) -> tuple[Tensor, TokenState]:
-        """Embed ids (B, L') with an end mark as (B, L, D), all L positions, and return the state of the tokens."""
+        """Embed ids (B, L') with an end mark at all L positions, as (B, L, D), and return the state of the tokens."""
         ids = unmark(tokens, self.context_length, self.pad)
         if self.pool == "last":
             read = torch.full((len(tokens),), self.context_length - 1, device=tokens.device)
@@ -260,7 +260,7 @@ class WholeText(TextTower):
 
 
 def unmark(tokens: Tensor, length: int, pad: int) -> Tensor:
-    """Return the ids (B, length) that a tokenizer gave, from captions (B, L) in the format of `EndMarked`."""
+    """Convert captions (B, L) in the format of `EndMarked` back to the ids (B, length) of their tokenizer."""
     end = tokens.argmax(dim=1)  # (B,) position of the end mark
     wide = nn.functional.pad(tokens, (0, max(0, length - tokens.shape[1])))
     places = torch.arange(length, device=tokens.device)
@@ -278,7 +278,7 @@ class EndMarked:
 
         Args:
             tokenize: captions -> ids (N, L).
-            text: text tower with `words`, the number of ids, and `pad`, which is set if the tokenizer states it.
+            text: text tower with `words`, the number of ids, and `pad`, which is set to the tokenizer's padding id.
         """
         self.tokenize = tokenize
         inner = getattr(tokenize, "tokenizer", None)

@@ -1,10 +1,10 @@
-"""Architectures in the user's files, in open_clip's form: its JSON, or the config.json of transformers' CLIP or SigLIP.
+"""Architectures in the user's files: open_clip's JSON, or the config.json of a CLIP or SigLIP of transformers.
 
     FILE.json   a configuration of open_clip, an open_clip_config.json or a config.json
     FOLDER      open_clip_config.json or config.json, next to weights (checkpoint.py) and perhaps a tokenizer
 
 Only JSON is read. Code that a file names (`auto_map`, `trust_remote_code`) is never run, and weights that it names
-are not downloaded. Imports neither torch nor open_clip.
+are not downloaded. The module imports neither torch nor open_clip.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ _SIGLIP_TEXT = {"hidden_size": 768, "num_hidden_layers": 12, "max_position_embed
 
 
 def is_own(name: str) -> bool:
-    """Return whether the name of a backbone is a path: FILE.json, or a folder, which must be written with a slash."""
+    """Return whether the name of a backbone is a path: FILE.json, or a folder, whose path must contain a slash."""
     if name.endswith(".json") or name.startswith(("/", "./", "../", "~")):
         return True
     return "/" in name and os.path.isdir(expand_path(name))
 
 
 def own_folder(name: str) -> Path:
-    """Return the folder of the user's architecture: the one that is named, or the one that contains the file."""
+    """Return the folder of the user's architecture: the path `name` or, if it is a file, the folder of the file."""
     path = expand_path(name)
     return path if os.path.isdir(path) else path.parent
 
 
 def weights_of(name: str, weights: str) -> str:
-    """Return where the weights of a backbone are: for a folder with weights=`shipped`, the folder."""
+    """Return `weights`, or the folder `name` if it contains the architecture and `weights` is `shipped`."""
     return name if weights == "shipped" and is_own(name) and os.path.isdir(expand_path(name)) else weights
 
 
@@ -68,7 +68,7 @@ def read_architecture(name: str) -> dict[str, Any]:
 
     Raises:
         SettingError: if the file does not exist.
-        ValueError: one line, for a file that is not such a configuration.
+        ValueError: one line, for a file that is not a configuration of open_clip or transformers.
     """
     file, config = _find(name)
     model = get_object(config, "model_cfg", file) or config
@@ -83,7 +83,7 @@ def read_architecture(name: str) -> dict[str, Any]:
 
 
 def own_preprocessing(name: str) -> tuple[dict[str, Any], Path]:
-    """Return `preprocess_cfg` of the user's FILE.json and the file; of a folder, nothing and the folder."""
+    """Return `preprocess_cfg` of the user's FILE.json, and the file; for a folder, {} and the folder."""
     path = expand_path(name)
     if os.path.isdir(path):
         return {}, path
@@ -99,8 +99,8 @@ def has_tokenizer(name: str) -> bool:
 def tokenizer_digests(name: str, described: Mapping[str, Any]) -> list[str]:
     """Return name and SHA-256 of each file from which a tokenizer next to an architecture may be built.
 
-    Each class of tokenizers in transformers reads files of other names, so all files of the folder count, except
-    weights and files of more than `_LARGEST` bytes.
+    The names of these files differ between the tokenizers of transformers. So all files of the folder are listed,
+    except weights and files of more than `_LARGEST` bytes.
     """
     text, folder = described["text_cfg"], own_folder(name)
     used = []
@@ -133,7 +133,7 @@ def _is_whole(config: Mapping[str, Any]) -> bool:
 
 
 def _checked(model: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Return a configuration of open_clip whose towers can be rebuilt and need no code or download."""
+    """Return an open_clip configuration after a check that its towers can be rebuilt without third-party code."""
     if missing := [field for field in _FIELDS if field not in model]:
         raise ValueError(f"{file}: lacks {', '.join(missing)}. Add {'it' if len(missing) == 1 else 'them'}.")
     get_whole(model, "embed_dim", file)
@@ -160,7 +160,7 @@ def _checked(model: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def _check_sizes(config: Mapping[str, Any], file: Path) -> None:
-    """Refuse sizes beyond those of any model; building it would fill the memory. A size may be a list of several."""
+    """Reject sizes larger than those of any model, which would fill the memory. A size may be a list of numbers."""
     for name in _SIZES:
         value = config.get(name)
         for each in value if isinstance(value, list) else [value]:
@@ -224,7 +224,7 @@ def _transformer(sizes: Mapping[str, int], config: Mapping[str, Any]) -> dict[st
 
 
 def _of_siglip(vision: Mapping[str, Any], text: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Return open_clip's SigLIP with the same sizes: its image towers are those of timm, with fixed sizes."""
+    """Return open_clip's configuration of the SigLIP with the same sizes, because its image towers have fixed sizes."""
     seen, read = _sizes(vision, _SIGLIP_VISION, file), _sizes(text, _SIGLIP_TEXT, file)
     for candidate in sorted(open_clip_folder().glob("*SigLIP*.json"), key=lambda each: (len(each.name), each.name)):
         model = json.loads(candidate.read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
 """Builds the open_clip model and the tokenizer of an architecture in the user's files (own_architecture.py).
 
-The content of the file determines the tokenizer: `text_cfg.hf_tokenizer_name` for one of the Hub or, in a folder that
-has one, its own; otherwise CLIP's. open_clip's registry of names is not changed, so every process builds the same
-model.
+The file determines the tokenizer. Without `text_cfg.hf_tokenizer_name` it is CLIP's; otherwise it is the one in the
+folder or, if there is none, the Hub's tokenizer of that name. open_clip's registry of names is not changed, so every
+process builds the same model.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def build_own(name: str, seed: int, own: WeightSettings) -> tuple[nn.Module, Tok
     Args:
         name: path of the architecture.
         seed: seed of the weights.
-        own: activation and length of captions.
+        own: provides activation and context length.
 
     Raises:
-        ValueError: one line, if open_clip cannot build it, or the vocabulary is smaller than the tokenizer's.
+        ValueError: one line, if open_clip cannot build the model, or its vocabulary is smaller than the tokenizer's.
     """
     from open_clip import CLIP, CustomTextCLIP  # slow import (seconds), deferred until a tower is built
 
@@ -60,11 +60,11 @@ def build_own(name: str, seed: int, own: WeightSettings) -> tuple[nn.Module, Tok
 
 
 def own_tokenizer(name: str, described: Mapping[str, Any], length: int) -> Tokenizer:
-    """Return the tokenizer that an architecture states, for captions of `length` tokens.
+    """Return the tokenizer of an architecture (see the module's docstring), for captions of `length` tokens.
 
     Raises:
-        ValueError: if it needs transformers, which is not installed, or open_clip cannot build it.
-        SettingError: if it is not in the cache of the Hub and cannot be downloaded.
+        ValueError: if the tokenizer needs transformers, which is not installed, or open_clip cannot build it.
+        SettingError: if the tokenizer is not in the cache of the Hub and cannot be downloaded.
     """
     from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
 
@@ -104,7 +104,7 @@ def own_tokenizer(name: str, described: Mapping[str, Any], length: int) -> Token
 
 
 def is_of_transformers(tokenizer: Tokenizer) -> bool:
-    """Return whether a tokenizer is one of transformers, whose ids of padding and end are its own."""
+    """Return whether a tokenizer is from transformers; its ids of padding and end then differ from CLIP's."""
     return hasattr(tokenizer, "tokenizer")
 
 

@@ -16,7 +16,7 @@ class QuickGELU(nn.Module):
     """x sigmoid(1.702 x), computed as silu(1.702 x) / 1.702; the graph stores one tensor, 1.702 x.
 
     Tensors of an MLP's hidden width are the largest of a training step. Allocating one takes longer than computing it,
-    because the system maps its pages one by one. The backward pass allocates one; plain autograd would allocate three.
+    because the system maps its pages one by one. Here the backward pass allocates one, with plain autograd three.
     """
 
     def forward(self, x: Tensor) -> Tensor:

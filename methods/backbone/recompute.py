@@ -1,4 +1,4 @@
-"""Activation checkpointing: switches it on, and marks a forward pass that recomputes a block."""
+"""Contexts for activation checkpointing, and for a forward pass that recomputes a block."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def checkpointing(is_on: bool = True) -> Iterator[None]:
 
 
 def is_checkpointing() -> bool:
-    """Return whether the backward pass computes activations of blocks again, so they are not stored."""
+    """Return whether activations of blocks are not stored, because the backward pass will compute them again."""
     return _CHECKPOINTS.get()
 
 

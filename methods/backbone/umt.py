@@ -1,4 +1,4 @@
-"""UMT, a video ViT and a BERT in place of CLIP's towers, with the same hook points (seams) in the ViT's blocks.
+"""UMT: a video ViT and a BERT that replace CLIP's towers; the ViT's blocks have CLIP's hook points (seams).
 
 Li et al., "Unmasked Teacher: Towards Training-Efficient Video Foundation Models", arXiv:2303.16058, as in the
 authors' code (`multi_modality`). All patches of a video attend to one another. In UMT4Clip of TempMe
@@ -43,9 +43,9 @@ def sine_positions(
         frames: T; 1 for an image, whose table is the first P rows of the table of any video.
         patches: P.
         width: D.
-        pretrained: number of frames of the table that is interpolated linearly over time to T frames; if None, the
-            table of T frames is not interpolated.
-        device: device on which the table is computed, to save a transfer.
+        pretrained: number of frames of a table that is interpolated linearly over time to T frames; if None, the table
+            is computed for T frames.
+        device: device on which the table is computed, so that it need not be copied.
     """
     own = frames if pretrained is None else pretrained
     place = torch.arange(own * patches, dtype=torch.float64, device=device)[:, None]
@@ -73,13 +73,13 @@ class KeysWithoutBias(Attention):
     def in_bias(self) -> Tensor:  # type: ignore[override]
         """Return the bias (3D,) of q, k and v, which is zero for keys.
 
-        Another bias of the keys would not change attention, but would change token merging.
+        A bias of the keys would not change attention, but would change token merging.
         """
         return torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
 
 
 class UmtBlock(Block):
-    """A block of UMT's ViT, with the seams of a CLIP block."""
+    """A block of UMT's ViT with the seams of a CLIP block (blocks.py)."""
 
     def __init__(self, width: int, heads: int) -> None:
         nn.Module.__init__(self)
@@ -197,7 +197,7 @@ class UmtText(nn.Module):
 
     @staticmethod
     def without_end(tokens: Tensor) -> Tensor:
-        """Replace the end mark of captions (B, L) with padding, because UMT reads only [CLS] and words."""
+        """Replace the end mark of captions (B, L) by padding, because UMT reads only [CLS] and words."""
         end = tokens.argmax(dim=1)  # every tokenizer here ends a caption with the largest id
         return tokens.scatter(1, end[:, None], 0)
 
@@ -212,7 +212,7 @@ class UmtText(nn.Module):
 
 
 class Umt(Clip):
-    """UMT's two towers, pair-matching head and temperature, in place of a CLIP."""
+    """UMT's two towers, pair-matching head and temperature, in place of CLIP's towers and temperature."""
 
     vision: UmtVision
     text: UmtText  # type: ignore[assignment]

@@ -23,7 +23,7 @@ def make_umt(name: str, tokenize: Any = None) -> Umt:
 
     Args:
         name: a key of `architectures.UMT`.
-        tokenize: tokenizer of captions; if None, one that returns an empty tensor.
+        tokenize: tokenizer of captions; if None, a tokenizer that returns an empty tensor.
     """
     sizes = UMT[name]
     seen, read = sizes["vision_cfg"], sizes["text_cfg"]

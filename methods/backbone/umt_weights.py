@@ -1,7 +1,7 @@
 """Renames UMT's published weights: vision, text and fusion encoder, projections, head, temperature, answer decoder.
 
-Pre-training checkpoints have an additional prefix in the text encoder (`text_encoder.bert.`). Their CLIP teacher, its
-decoder and the position indices are ignored. Only the answer decoder uses the language-model head.
+Pre-training checkpoints have an additional prefix in the text encoder (`text_encoder.bert.`). The CLIP teacher, its
+decoder and the position indices in them are ignored. The language-model head is used only for the answer decoder.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _REMEDY = "Use a pre-training or retrieval checkpoint of UMT."
 
 
 def under_our_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the authors' tensors to the names of `ctvr.methods.backbone.umt.Umt.state_dict`, as float32.
+    """Rename the authors' tensors to the names of `ctvr.methods.backbone.umt.Umt.state_dict`, and convert to float32.
 
     Args:
         state: tensors by the authors' names, without a prefix `model.`.
 
     Raises:
-        ValueError: if a name is not one of UMT's.
+        ValueError: if a name does not belong to UMT.
     """
     found = {}
     for name, value in state.items():
@@ -57,7 +57,7 @@ def under_our_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def of_decoder(state: Mapping[str, Tensor], fusion_from: int) -> dict[str, Tensor]:
-    """Return a state dict of `AnswerDecoder` from a checkpoint's decoder, or from its fusion layers if it lacks one.
+    """Return a state dict of `AnswerDecoder` from a checkpoint's decoder or, if it lacks one, from its fusion layers.
 
     Args:
         state: tensors by the authors' names.

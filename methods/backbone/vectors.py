@@ -1,19 +1,19 @@
 """Trainable towers over imported features, in place of CLIP's: another model computed the vectors that they read.
 
-A tower is one block of CLIP's form (blocks.py) and a projection to the joint space. It starts as the identity::
+A tower is one block of CLIP's form (blocks.py) and a projection P to the joint space. It starts as the identity::
 
     y = x + W_o W_v x,  z = y + W_2 relu(W_1 y),  z P / 4         W_v = W_o = I, W_1 = [I; -I], W_2 = [I, -I]
 
-A vector attends to itself only, and relu(y) - relu(-y) = y, so z P / 4 and x P are bit-identical. Adapters at the hook
-points (seams) of the block, full fine-tuning, momentum copies and teachers work as they do with CLIP. A method that
-reads a part which only CLIP has raises `NoSuchPart`, which names the part.
+A vector attends only to itself, and relu(y) - relu(-y) = y, so z P / 4 and x P are bit-identical. Adapters at the hook
+points (seams) of the block, full fine-tuning, momentum copies and teachers work as they do with CLIP. If a method reads
+a part that only CLIP has, `NoSuchPart` is raised and names the part.
 
 Captions keep their width d'. If it differs from the width d of videos, the text tower starts as a ridge regression
 (x - c) P, fitted to the pairs of the first task (`orchestrator/data/imported_features.py`). Otherwise it starts as the
 identity.
 
 Shapes: B videos or captions, T frames, L vectors of a caption, N captions, d width of a video's vector, d' width of a
-caption's vector, m = d joint embedding.
+caption's vector, m = d width of the joint embedding.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SCALE = 1 / 0.07  # initial exp(logit_scale), as CLIP's before pre-training
 
 
 class NoSuchPart(AttributeError, SettingError):
-    """A method reads a part of CLIP that towers over imported features lack."""
+    """Error: a method reads a part of CLIP that towers over imported features lack."""
 
     def __init__(self, name: str) -> None:
         fault = f"it uses `{name}` of CLIP's towers, which imported features do not have"
@@ -77,7 +77,7 @@ class VideoVectors(VisionTower, _Parts):
 
 
 class CaptionTable(nn.Module):
-    """Constant table of the imported vectors of all captions, followed by vectors of other texts.
+    """Table of the imported vectors of all captions, which do not change, followed by vectors of other texts.
 
     Copies of a tower share it.
     """
@@ -92,7 +92,7 @@ class CaptionTable(nn.Module):
         Args:
             rows: (R, d') vectors of all captions, from which `center` is already subtracted.
             starts: (N + 1,) int64; caption i has the vectors `rows[starts[i] : starts[i + 1]]`.
-            center: (d',) subtracted from the vectors of other texts; a saved model contains it.
+            center: (d',), which is subtracted from the vectors of other texts; a saved model contains it.
         """
         super().__init__()
         self.register_buffer("rows", rows, persistent=False)
@@ -131,7 +131,7 @@ class CaptionTable(nn.Module):
 
 @dataclass
 class CaptionState(TokenState):
-    """Token state of captions that have several vectors; each vector is its own attention group."""
+    """Token state of captions with several vectors each; every vector is a separate attention group."""
 
     counts: Tensor | None = None  # (B,) vectors of each caption
     longest: int = 1  # L
@@ -151,7 +151,7 @@ class CaptionVectors(TextTower, _Parts):
         self.proj = nn.Parameter(torch.eye(self.width, width) / GAIN)
 
     def vectors(self, tokens: Tensor) -> Tensor:
-        """Return the mean imported vector of each caption, (B, 1) -> (B, d')."""
+        """Return the mean of each caption's imported vectors, (B, 1) -> (B, d')."""
         rows, counts = self.table(tokens[:, 0])
         return rows.sum(dim=1) / counts[:, None]
 
@@ -176,7 +176,7 @@ class CaptionVectors(TextTower, _Parts):
         self._bias().copy_(-GAIN * center)
 
     def start(self) -> tuple[Tensor, Tensor]:
-        """Return the `weight` and `center` of `start_from`; correct only until the tower is trained."""
+        """Return the tower's initial map as `weight` and `center` of `start_from`; valid only before training."""
         return self.proj.detach() * GAIN, -self._bias().detach() / GAIN
 
     def _bias(self) -> nn.Parameter:
@@ -190,7 +190,7 @@ class CaptionVectors(TextTower, _Parts):
     def hidden(self, tokens: Tensor, seams: Seams | None = None) -> tuple[Tensor, Tensor]:
         """Return joint embeddings (B, L + 2, m) in CLIP's token order, and the position (B,) of the end-of-text token.
 
-        The start of text is a zero vector, the end of text the mean of the caption's embeddings.
+        The start of text is a zero vector. The end of text is the mean of the caption's embeddings.
         """
         x, state = self.embed(tokens)
         assert isinstance(state, CaptionState)
@@ -208,7 +208,7 @@ class CaptionVectors(TextTower, _Parts):
 
 
 class Vectors(Clip):
-    """A pair of towers over imported vectors, in place of CLIP."""
+    """An image tower and a text tower over imported vectors, in place of CLIP's."""
 
     vision: VideoVectors
     text: CaptionVectors
@@ -217,7 +217,7 @@ class Vectors(Clip):
         """Build the towers.
 
         Args:
-            width: d, which is m.
+            width: d = m, the width of video vectors and of the joint embedding.
             table: vectors of the captions.
             tokenize: captions -> their indices (B, 1) in the table.
         """
@@ -231,7 +231,7 @@ class Vectors(Clip):
 
 
 def scaling_block(width: int) -> Block:
-    """Return a block that multiplies a single vector x (G, 1, D) by GAIN, without random weights."""
+    """Return a block with fixed initial weights that multiplies a single vector x (G, 1, D) by GAIN."""
     one = torch.eye(width)
     attention = nn.MultiheadAttention(width, 1)
     mlp = nn.Sequential(

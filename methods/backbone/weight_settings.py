@@ -2,8 +2,8 @@
 
 The name of an architecture does not determine them: the tags of ViT-B-32 use two activations, and the tags of ViT-H-14
 two resize modes. For a tag, open_clip's configuration contains the settings; for a file, the JSON next to the file.
-Without JSON, a setting has the value on which all tags of the architecture agree. Where the tags differ, the user must
-set it.
+Without JSON, a setting has the value on which all tags of the architecture agree. If the tags disagree, the user must
+give the value.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TANH = {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"}
 
 @dataclass(frozen=True)
 class WeightSettings:
-    """Settings that belong to weights and not to their architecture.
+    """Settings that differ between weights of one architecture.
 
     Attributes:
         activation: activation function of the blocks, `gelu` or `quick_gelu`.
@@ -68,8 +68,8 @@ def weight_settings(
         name: an architecture of open_clip, or the path of the user's own.
         weights: a tag, or `random` for open_clip's defaults.
         file: file or folder of local weights; None for a tag or `random`.
-        chosen: settings that the user states for local weights, by name.
-        group: group of settings that a message names, `backbone` or `upgrade`.
+        chosen: the user's settings for local weights, by name.
+        group: group of settings to name in messages, `backbone` or `upgrade`.
 
     Raises:
         ValueError: one line, if a setting is not determined, a value is unknown, or two sources contradict each other.
@@ -124,7 +124,7 @@ def saved_settings(saved: Any) -> WeightSettings:
 def _complete(
     name: str, options: list[WeightSettings], stated: Mapping[str, Any], chosen: Mapping[str, Any], group: str
 ) -> WeightSettings:
-    """Complete `stated` and `chosen`, setting by setting, with the values on which the remaining tags agree."""
+    """Add to `stated` and `chosen` each missing setting, with the value on which all remaining `options` agree."""
     found: dict[str, Any] = dict(stated)
     for field in [each.name for each in fields(WeightSettings)]:
         values = list(dict.fromkeys(getattr(option, field) for option in options))
@@ -167,7 +167,7 @@ def _read_tag(name: str, tag: str, described: Mapping[str, Any]) -> WeightSettin
 
 
 def _read_own(name: str, described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that the user's file or folder of an architecture states; {} for another name."""
+    """Return the settings in the user's file or folder of an architecture; {} if `name` is not a path."""
     if not is_own(name):
         return {}
     preprocessing, place = own_preprocessing(name)
@@ -175,7 +175,7 @@ def _read_own(name: str, described: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_local_json(file: Path, described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that JSON files next to the weights state; open_clip_config.json overrides the others."""
+    """Return the settings in JSON files next to the weights; those in open_clip_config.json take precedence."""
     folder = file if file.is_dir() else file.parent
     found = _read_transformers_model(folder / "config.json", described)
     found |= _read_preprocessor(folder / "preprocessor_config.json", folder / "open_clip_config.json")
@@ -190,7 +190,7 @@ def _read_local_json(file: Path, described: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _preprocessing(config: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return mean, std, resize mode and interpolation, as far as a configuration in open_clip's format states them."""
+    """Return those of mean, std, resize mode and interpolation that a configuration in open_clip's format contains."""
     found: dict[str, Any] = {}
     for field in ("mean", "std"):
         if (value := config.get(field)) is not None:
@@ -214,7 +214,7 @@ def _three(value: Any, source: str, is_positive: bool) -> tuple[float, ...]:
 
 
 def _read_preprocessor(file: Path, other: Path) -> dict[str, Any]:
-    """Return the settings that preprocessor_config.json of transformers states.
+    """Return the settings in a preprocessor_config.json of transformers.
 
     The resize mode is omitted if open_clip's file `other` exists.
     """
@@ -238,9 +238,9 @@ def _read_preprocessor(file: Path, other: Path) -> dict[str, Any]:
 
 
 def _lengths(config: Mapping[str, Any], name: str, file: Path) -> tuple[int | None, int | None]:
-    """Return shortest edge and height in pixels of the size `config[name]`; None for an absent one.
+    """Return the shortest edge and the height in pixels that `config[name]` contains; each is None if it is absent.
 
-    The size is an object with both, or a single integer that is both.
+    The value is an object with these fields, or a single integer that stands for both.
     """
     if isinstance(config.get(name), Mapping):
         return get_whole(config[name], "shortest_edge", file), get_whole(config[name], "height", file)
@@ -249,7 +249,7 @@ def _lengths(config: Mapping[str, Any], name: str, file: Path) -> tuple[int | No
 
 
 def _read_transformers_model(file: Path, described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return activation and context length that config.json of a CLIP or SigLIP of transformers states."""
+    """Return the activation and the context length in a config.json of a CLIP or SigLIP of transformers."""
     config = read_object(file)
     text, vision = (
         get_object(config, f"{each}_config", file) or get_object(config, f"{each}_config_dict", file)

@@ -1,9 +1,9 @@
 """Reads the weights of third-party pickles in a restricted child process, after checking the file's SHA-256.
 
 A `.pt` file can contain code in the language of pickle. The reader of inert.py does not run it, but similar guarantees
-have failed before (CVE-2025-32434, torch below 2.6). So the user states the file's SHA-256, and a child process reads
+have failed before (CVE-2025-32434, torch below 2.6). So the user gives the file's SHA-256, and a child process reads
 the file. The child cannot open other files, its environment does not contain credentials, and its memory, CPU time and
-written files are limited. Where the system allows it, the child cannot use the network either (ctvr/sandbox). It
+written files are limited. Where the system allows it, the child cannot use the network either (ctvr/sandbox). The child
 returns tensors as safetensors, which cannot contain code.
 """
 
@@ -58,7 +58,7 @@ def read_weights(file: Path, sha256: str) -> dict[str, Tensor]:
 
     Returns:
         Name -> tensor on the CPU. Nested dictionaries become dotted names. One dictionary around all tensors, as in
-        `{"state_dict": {...}, "epoch": 3}`, is removed. A single tensor is called BARE.
+        `{"state_dict": {...}, "epoch": 3}`, is removed. A single tensor without a name gets the name BARE.
 
     Raises:
         ValueError: one line; for a pickle without `sha256`, a file with another digest, a file without weights, or a
@@ -187,7 +187,7 @@ def convert(file: Path, wanted: str, out: Path) -> dict[str, str]:
         out: the safetensors file to write.
 
     Returns:
-        An empty dictionary, or `found` with the digest if it is another one, or `error` with a reason.
+        {}, or `found` -> the file's digest if it differs from `wanted`, or `error` -> the reason of a failure.
     """
     content = file.read_bytes()
     if (found := hashlib.sha256(content).hexdigest()) != wanted:
@@ -206,7 +206,7 @@ def convert(file: Path, wanted: str, out: Path) -> dict[str, str]:
 
 
 def _limit_resources(size: int) -> None:
-    """Limit memory, written bytes and CPU time of this process, after all imports; `size`: bytes of the file."""
+    """Limit memory, written bytes and CPU time of this process for a file of `size` bytes; call it after imports."""
     limit_process(6 * size + _SPARE, 2 * size + _MIB, SECONDS)
 
 

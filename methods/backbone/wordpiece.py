@@ -28,7 +28,7 @@ def clean(text: str) -> str:
 class WordPieces:
     """WordPiece tokenizer that ends each caption with an additional end mark, the largest id.
 
-    Code that reads captions finds their ends by this mark; UMT removes it (`UmtText.without_end`).
+    Code that reads captions finds their ends by this mark; UMT replaces it by padding (`UmtText.without_end`).
     """
 
     def __init__(self, vocabulary: Sequence[str], length: int = 65) -> None:
@@ -52,11 +52,11 @@ class WordPieces:
 
     @classmethod
     def of_file(cls, file: Path) -> WordPieces:
-        """Load a `vocab.txt`, one piece a line.
+        """Load a `vocab.txt`, a file with one piece per line.
 
         Raises:
             FileNotFoundError: if the file does not exist.
-            ValueError: if it is not a vocabulary of BERT in UTF-8.
+            ValueError: if the file is not a vocabulary of BERT in UTF-8.
         """
         if not file.is_file():
             raise FileNotFoundError(f"{file}: no such vocabulary. Use the vocab.txt of bert-base-uncased.")
@@ -74,7 +74,7 @@ class WordPieces:
         return found
 
     def answers(self, texts: Sequence[str], length: int = 5) -> Tensor:
-        """Tokenize N answers for the decoder: (N, length) int64, each [CLS], its pieces, [SEP] if it fits, zeros."""
+        """Tokenize N answers for the decoder: (N, length) int64, each [CLS], pieces, [SEP] if it fits, and zeros."""
         found = torch.zeros(len(texts), length, dtype=torch.int64)
         for row, text in enumerate(texts):
             ids = [*self.pieces(text, length), self.ids["[SEP]"]][:length]
@@ -82,7 +82,7 @@ class WordPieces:
         return found
 
     def pieces(self, text: str, most: int) -> list[int]:
-        """Return [CLS] and the pieces of a text, at most `most` ids in all."""
+        """Return the ids of [CLS] and of the pieces of a text, at most `most` ids in total."""
         ids = [self.ids["[CLS]"]]
         for word in _words(text):
             if word not in self._known:
@@ -111,7 +111,7 @@ def _words(text: str) -> list[str]:
 
 
 def _is_apart(c: str) -> bool:
-    """Return whether a character is a token by itself (punctuation, another ASCII symbol, a Chinese character)."""
+    """Return whether a character is a separate token: punctuation, another ASCII symbol, or a Chinese character."""
     if c.isascii():
         return not c.isalnum() and not c.isspace()
     return unicodedata.category(c).startswith("P") or 0x4E00 <= ord(c) <= 0x9FFF

@@ -1,9 +1,9 @@
-"""Groups of routed adapters with equal input, computed together: one router product, one top-k, few batched products.
+"""Joint computation of routed adapters that have the same input, with one router product and one top-k for all of them.
 
-The host launches one kernel after the other, and at the papers' batch size of 8 launching takes longer than computing.
-Computed one by one, the 48 adapters of a text tower would need most of a step's kernels. So the parameters of all
-layers are stacked once per forward pass. The adapters of q, k and v of a block are one group, that of `out` is another.
-Random numbers are drawn as if adapters were computed one by one: for each adapter router noise, then dropout.
+At the papers' batch size of 8, a GPU needs less time to run a kernel than the host needs to launch it. Computed one
+by one, the 48 adapters of a text tower would need most of a step's kernels. So the parameters of all layers are
+stacked once per forward pass. In each block the adapters of q, k and v are one group, and that of `out` is another.
+Random numbers are drawn as if adapters were computed one by one: for each adapter first router noise, then dropout.
 
 Shapes: B captions, L tokens, D input width, O output width, P adapters of a group, E experts, r rank.
 """
@@ -28,7 +28,7 @@ GROUPS = (("q", "k", "v"), ("out",))  # projections of a text block with the sam
 
 
 class RouterStack:
-    """Routers of several layers (CTVR, arXiv:2503.10111, eq. 4), P in each layer, with stacked weights."""
+    """Routers of several layers, P per layer, with stacked weights (CTVR, arXiv:2503.10111, eq. 4)."""
 
     def __init__(self, layers: Sequence[Sequence[Router]], prototype: Tensor | None) -> None:
         first = layers[0][0]
@@ -49,7 +49,7 @@ class RouterStack:
     def gates(self, layer: int, u: Tensor, eps: Tensor | None = None) -> Tensor:
         """Compute gates (B, P, E) float32 from router inputs u (B, D); `eps` (P, B, E) is the noise of a training step.
 
-        The softmax runs over the `top_k` largest logits of a row only.
+        The softmax includes only the `top_k` largest logits of a row; the other gates are 0.
         """
         read = F.linear(u, self.weights[layer], self.shifts[layer]).float()
         parts = read.unflatten(-1, (self.places, -1, self.num_experts)).unbind(2)
@@ -60,10 +60,10 @@ class RouterStack:
 
 
 class AdapterGroup:
-    """Base class of the P adapters per layer that read the same input, for one forward pass of a text tower.
+    """Base class of a group: in each layer, the P adapters that read the same input. Each forward pass has new groups.
 
-    A block calls it at its hook point `qkv` or `out`. A subclass sets `experts`, the modules that record the usage of
-    experts, P in each layer.
+    A block calls the group at its hook point `qkv` or `out`. A subclass sets `experts`: for each layer, the P modules
+    that record how much each expert is used.
     """
 
     experts: Sequence[Sequence[UsageCounter]]
@@ -152,7 +152,7 @@ class SharedExpertGroup(AdapterGroup):
         """Stack the parameters of all layers.
 
         Args:
-            layers: adapters, P in each layer.
+            layers: the P adapters of each layer.
             prototype: (D,) prototype of the task whose videos are searched; None adds no prototype.
             is_routed: whether routers weight the experts. If not, or if the adapters lack routers, only expert 0 acts.
         """
@@ -181,11 +181,11 @@ class SharedExpertGroup(AdapterGroup):
 def group_seams(blocks: nn.ModuleList, make: Callable[[Sequence[Sequence[Any]]], AdapterGroup]) -> list[BlockSeams]:
     """Return one `BlockSeams` per text block that applies its adapters at q, k, v and out.
 
-    They hold copies of the parameters, so build new ones after each optimizer step.
+    The hook functions hold copies of the parameters, so build new ones after each optimizer step.
 
     Args:
         blocks: the adapters of each block, by the names in `PLACES` (experts.py).
-        make: builds a group from its adapters, P in each layer.
+        make: builds a group from the P adapters of each layer.
     """
     layers: list[Any] = list(blocks)
     qkv, out = (make([[block[place] for place in group] for block in layers]) for group in GROUPS)

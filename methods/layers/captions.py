@@ -1,4 +1,4 @@
-"""Truncation of captions to a number of tokens."""
+"""Truncation of captions to a maximum number of tokens."""
 
 from __future__ import annotations
 

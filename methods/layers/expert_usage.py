@@ -1,7 +1,7 @@
-"""Counters of how much each expert is used in training; layers add up gates, and `usage` reports them once per batch.
+"""Counters of how much each expert is used in training: layers sum their gates, and `usage` reports the sums per batch.
 
-They are sums, not means, because workers and batches may have different numbers of captions. The training loop averages
-reported values over workers, so each worker multiplies its own sum by the number of workers and need not communicate.
+`usage` reports sums, not means, because workers and batches may have different numbers of captions. The training loop
+averages reported values over workers. So each worker multiplies its sum by the number of workers.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from ctvr.methods.layers.gather import world_size
 
 
 class UsageCounter(nn.Module):
-    """Layer of experts that sums their gates until `usage` reads the sums, which are not part of its state dict."""
+    """Base class of a layer of experts that sums gates until `usage` reads the sums; its state dict omits them."""
 
     counted: Tensor | None = None  # (E,) float32 sums of gates
 
     def count(self, sums: Tensor) -> None:
-        """Add sums (E,) of gates over training captions; a step counts each caption once."""
+        """Add `sums` (E,), each expert's gates summed over training captions; a step counts each caption once."""
         self.counted = sums if self.counted is None else self.counted + sums
 
 

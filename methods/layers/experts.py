@@ -21,7 +21,7 @@ PLACES = ("q", "k", "v", "out")  # the projections of a text block that task-awa
 
 
 def check_top_k(top_k: int, num_experts: int) -> None:
-    """Refuse a `top_k` outside 1 to `num_experts`, because a larger one would equal `top_k` = `num_experts`.
+    """Reject a `top_k` outside 1 to `num_experts`, because a larger value would have the effect of `num_experts`.
 
     Raises:
         ValueError: unless 1 <= top_k <= num_experts.
@@ -37,7 +37,9 @@ class Router(nn.Module):
     """Router of eq. 4, w = softmax(TopK(R(u))), which selects experts once for each caption."""
 
     def __init__(self, width: int, num_experts: int, top_k: int, is_noisy: bool = True) -> None:
-        """Build R and, if `is_noisy`, N; training then adds eps * (softplus(N u) + 0.01), eps ~ N(0, 1), to R(u).
+        """Build the linear map R and, if `is_noisy`, another, N: training adds eps (softplus(N u) + 0.01) to R(u).
+
+        eps is standard normal noise.
 
         Raises:
             ValueError: unless 1 <= top_k <= num_experts.
@@ -52,7 +54,7 @@ class Router(nn.Module):
     def forward(self, u: Tensor, eps: Tensor | None = None) -> Tensor:
         """Compute gates (B, E) float32 from router inputs u (B, D); each row has K non-zero gates that sum to 1.
 
-        The softmax runs over the K largest logits only. `eps` (B, E) replaces the random noise of a
+        The softmax includes only the K largest logits of a row. `eps` (B, E) replaces the random noise of a
         training step; evaluation does not add noise.
         """
         logits = F.linear(u, self.route).float()
@@ -63,10 +65,10 @@ class Router(nn.Module):
 
 
 def top_k_gates(logits: Tensor, top_k: int, experts: Tensor | None = None) -> Tensor:
-    """Compute the softmax over the `top_k` largest logits (..., E) of each row; gates outside them are 0.
+    """Compute gates (..., E): the softmax over the `top_k` largest logits (..., E) of a row, and 0 for other experts.
 
-    `torch.topk` breaks ties, so exactly `top_k` gates are positive. The others are masked, not scattered, because
-    scatter on CUDA sorts its indices first.
+    `torch.topk` breaks ties, so exactly `top_k` gates are positive. The function masks the other logits; `scatter`
+    would be slower on CUDA, where it sorts its indices first.
 
     Args:
         experts: (E,) indices 0 to E - 1; pass them to avoid creating them in each call.
@@ -88,12 +90,12 @@ class RoutingRecorder(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} does not declare which parameters each of its experts has")
 
     def note(self, chosen: Tensor) -> None:
-        """Add the experts that a forward pass with gradients chose, as a mask (E,) bool, to `chosen`."""
+        """Add to `chosen` the experts that a forward pass with gradients selected, given as a mask (E,) bool."""
         self.chosen = chosen if self.chosen is None else self.chosen | chosen
 
 
 class SharedLoRAExperts(RoutingRecorder, UsageCounter):
-    """Weights and factor of eq. 5, scale * sum_i w_i B_i A x; adapter_groups.py computes the sum."""
+    """Parameters A, B_i and `scale` of eq. 5, scale * sum_i w_i B_i A x; adapter_groups.py computes the sum."""
 
     def __init__(
         self, in_width: int, out_width: int, num_experts: int, rank: int, scale: float, dropout: float = 0.0
@@ -120,9 +122,10 @@ class SharedLoRAExperts(RoutingRecorder, UsageCounter):
 
 
 def drop_unchosen(method: nn.Module) -> None:
-    """Set the gradients of experts that no sample of the step chose on any worker to None, before the optimizer step.
+    """Remove the gradients of unused experts before the optimizer step, so that it does not change these experts.
 
-    The choices of all layers are read together, because each read waits for the GPU.
+    An expert is unused if no sample of the step selected it on any worker. Its gradients are set to None. All layers
+    are read together, because each read waits for the GPU.
     """
     layers = [
         module for module in method.modules() if isinstance(module, RoutingRecorder) and module.chosen is not None
@@ -145,7 +148,7 @@ def drop_unchosen(method: nn.Module) -> None:
 class TaskAwareExperts(nn.Module):
     """Weights of one TAME adapter (eq. 4-6) for one projection of a text block; adapter_groups.py applies them.
 
-    A new adapter has expert 0 only; `grow` adds the other experts and their router.
+    A new adapter has expert 0 but neither other experts nor a router; `grow` adds these.
     """
 
     def __init__(self, in_width: int, out_width: int, rank: int, scale: float, dropout: float = 0.0) -> None:
@@ -154,7 +157,7 @@ class TaskAwareExperts(nn.Module):
         self.experts = SharedLoRAExperts(in_width, out_width, 1, rank, scale, dropout)
 
     def grow(self, num_experts: int, top_k: int, is_noisy: bool = True) -> None:
-        """Add a router, and copies of the current expert 0 until there are `num_experts` experts.
+        """Add a router, and append copies of expert 0 until there are `num_experts` experts.
 
         Raises:
             ValueError: unless 1 <= top_k <= num_experts.

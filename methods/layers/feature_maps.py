@@ -32,7 +32,7 @@ def procrustes(x: Tensor, y: Tensor, ridge: float = 0.0) -> Tensor:
 def svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return U (m, k), S (k,), V' (k, n), k = min(m, n), of a matrix (m, n).
 
-    torch uses LAPACK's gesdd, which fails to converge on some matrices of low rank. These are decomposed by gesvd.
+    torch uses LAPACK's gesdd, which fails to converge on some matrices of low rank. For these, gesvd is used.
     """
     try:
         return torch.linalg.svd(matrix, full_matrices=False)
@@ -45,7 +45,7 @@ def svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def ridge_map(x: Tensor, y: Tensor, noise: float = 0.02) -> Tensor:
-    """Return the W (d, d') that minimizes the mean of |(x + e) W - y|^2 over pairs and noise e ~ N(0, noise^2 I).
+    """Return the W (d, d') that minimizes the mean of |(x + e) W - y|^2 over pairs and over e ~ N(0, noise^2 I).
 
     This is the closed form of XBT's linear projection, trained under noise with a squared loss (arXiv:2405.14715).
     Noise on x is equivalent to ridge regression with the penalty n noise^2 (Bishop, 1995).
@@ -56,17 +56,17 @@ def ridge_map(x: Tensor, y: Tensor, noise: float = 0.02) -> Tensor:
 
 
 def diagonal_scale(x: Tensor, y: Tensor) -> Tensor:
-    """Return the factors s (d,), one for each dimension, that minimize |X s - Y|^2; 1 where a column of X is zero."""
+    """Return the factors s (d,) of the dimensions that minimize |X diag(s) - Y|^2; 1 where a column of X is zero."""
     x, y = x.double(), y.double()
     power = (x * x).sum(dim=0)
     return torch.where(power > 0, (x * y).sum(dim=0) / power.clamp_min(1e-30), 1.0)
 
 
 def orthogonality_penalty(w: Tensor, threshold: float, sharpness: float) -> Tensor:
-    """Compute sigmoid(sharpness (e - threshold)) e with e = |W W' - I|_F, a scalar; its gradient at e = 0 is 0.
+    """Compute the scalar sigmoid(sharpness (e - threshold)) e, where e = |W W' - I|_F; its gradient at e = 0 is 0.
 
-    This is lambda-orthogonality, arXiv:2509.16664, eq. 6. It penalizes the distance e of W from orthogonal matrices
-    little below the threshold lambda. e grows with the width: it is 67.9 for W = 2 I of width 512.
+    This is lambda-orthogonality, arXiv:2509.16664, eq. 6, where the threshold is called lambda. e measures how far W
+    is from orthogonal; below the threshold the penalty is small. e grows with the width: 67.9 for W = 2 I of width 512.
     """
     gap = w @ w.mT - torch.eye(len(w), dtype=w.dtype, device=w.device)
     error = (gap.square().sum() + 1e-18).rsqrt().reciprocal()
@@ -93,17 +93,17 @@ def fit_by_gradient(
 ) -> Weights:
     """Minimize a loss by full-batch AdamW, and return the weights with the least loss on held-out pairs.
 
-    Every tenth pair is held out. With fewer than ten pairs, all are fitted and also select the weights.
+    Every tenth pair is held out. With fewer than ten pairs, all pairs are used for the fit and for the selection.
 
     Args:
-        weights: initial weights, which are not changed; they are a candidate for the result.
+        weights: initial weights, which are not changed; the function returns them if no step reduces the loss.
         loss: (weights, X, Y) -> scalar.
         x: features X (n, d) of the new model.
         y: features Y (n, d') of the old model.
         lr: learning rate.
         steps: number of steps.
         decay: weight decay.
-        select: loss on held-out pairs; if None, `loss`.
+        select: loss that compares weights on the held-out pairs; if None, `loss`.
     """
     is_held = torch.arange(len(x), device=x.device) % HELD_OUT == HELD_OUT - 1
     fitted = x[~is_held], y[~is_held]

@@ -14,7 +14,7 @@ Made = TypeVar("Made", bound=nn.Module)
 def copied(module: Made) -> Made:
     """Return a deep copy in which the weights of each LSTM are in one contiguous block of memory.
 
-    `deepcopy` puts every tensor in separate memory, from which cuDNN would gather the weights in every call.
+    `deepcopy` allocates each tensor separately, so that cuDNN would gather the weights in every call.
     """
     made = copy.deepcopy(module)
     for part in made.modules():

@@ -25,9 +25,9 @@ def world_size() -> int:
 
 
 class _AllGather(torch.autograd.Function):
-    """Function that concatenates tensors of equal shape of all workers in rank order.
+    """Autograd function that concatenates tensors of equal shape of all workers in rank order.
 
-    The backward pass slices out this worker's gradient, and multiplies it by the number of workers.
+    The backward pass takes the slice of the gradient that belongs to this worker, times the number of workers.
     """
 
     @staticmethod
@@ -59,8 +59,8 @@ def uneven_rows(sizes: Sequence[int]) -> Iterator[None]:
 def gather(x: Tensor) -> Tensor:
     """Gather the rows of all workers in rank order: (B, ...) on each worker -> (B * workers, ...), differentiable.
 
-    Every worker must have the same number of rows, except inside `uneven_rows`. In tensors of three dimensions the
-    second (words of a caption) may differ, and is padded with zeros to the longest.
+    Every worker must have the same number of rows, except inside `uneven_rows`. In tensors with three dimensions, the
+    size of the second (words of a caption) may differ between workers; it is padded with zeros to the largest.
     """
     if world_size() == 1:
         return x
@@ -85,11 +85,11 @@ def _gather_equal(x: Tensor) -> Tensor:
 
 
 def deal(rows: Tensor, sizes: Sequence[int] = ()) -> Tensor:
-    """Return this worker's part of rows that worker 0 has drawn for all workers, in rank order.
+    """Divide rows that worker 0 has drawn among all workers in rank order, and return this worker's part.
 
     Args:
         rows: (N, ...) on the CPU of each worker; overwritten by the rows of worker 0, which gloo broadcasts.
-        sizes: number of rows of each worker; if empty, all workers get equally many.
+        sizes: number of rows of each worker; if empty, all workers get the same number.
     """
     if world_size() == 1:
         return rows

@@ -1,4 +1,4 @@
-"""Attention over all tokens of a video: global tokens attend to all tokens, patches to global tokens and their frame.
+"""Attention over a whole video: global tokens attend to all tokens; patches attend to their frame and global tokens.
 
 It uses the weights of CLIP's attention, for the proxies of CLIP-ViP (arXiv:2209.06430, section 3.3) and the prompts of
 DGL (AAAI 2024, section 3). Keys and values are computed once for the queries of both kinds of tokens.
@@ -25,7 +25,7 @@ def block_of_video(block: Any, whole: int, num_frames: int, x: Tensor, state: To
         whole: G, the number of global tokens, which come first.
         num_frames: T.
         x: tokens.
-        state: the cost of the block is added to its log.
+        state: token state, to whose log the cost of the block is added.
     """
     x = x + block.ls_1(attend(block.attn, block.ln_1(x), whole, num_frames, state))
     tokens = x.shape[1]
@@ -47,9 +47,9 @@ def attend(attention: Attention, y: Tensor, whole: int, num_frames: int, state: 
 
 
 def per_frame(z: Tensor, whole: int, num_frames: int) -> Tensor:
-    """Gather, for each frame, the keys or values of global tokens and of its patches, for a head width c.
+    """Repeat the keys or values of global tokens before those of each frame: (B, H, G + T*N, c) -> (B, H*T, G + N, c).
 
-    Maps (B, H, G + T*N, c) to (B, H*T, G + N, c).
+    c is the width of a head.
     """
     own = z[:, :, whole:].unflatten(2, (num_frames, -1))  # (B, H, T, N, c)
     shared = z[:, :, None, :whole].expand(-1, -1, num_frames, -1, -1)  # (B, H, T, G, c)

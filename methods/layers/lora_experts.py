@@ -1,7 +1,8 @@
 """Mixture of LoRA experts, each with separate A and B (StructAlign, SIGIR 2026, eqs. 2-3).
 
-The experts of FrameFusionMoE share one A. The paper does not specify which token the router reads. Its gates G have
-one row per caption (B x I), so here the router reads the end-of-text token, as in FrameFusionMoE.
+In contrast, the experts of FrameFusionMoE share one A. StructAlign's paper does not specify which token the router
+reads. Its gates G have one row per caption (B x I). So here the router reads the end-of-text token, as in
+FrameFusionMoE.
 
 Shapes: B captions, L tokens, D input width, O output width, E experts (I in the paper), r rank, P adapters of a group.
 """
@@ -48,8 +49,8 @@ class LoRAExperts(UsageCounter):
 class LoRAExpertGroup(AdapterGroup):
     """Computes eqs. 2-3, scale * sum_i G_i B_i A_i x, for the experts of several layers.
 
-    All experts are computed and weighted. An expert outside the top k therefore has a gradient of zeros, not None, and
-    all workers of a distributed run have gradients of the same parameters.
+    The output of every expert is computed, then weighted. An expert outside the top k therefore has a gradient of
+    zeros, not None. So all workers of a distributed run have gradients for the same parameters.
     """
 
     def __init__(self, layers: Sequence[Sequence[LoRAExperts]]) -> None:
@@ -71,7 +72,7 @@ class LoRAExpertGroup(AdapterGroup):
 
 
 class _ScaledTranspose(torch.autograd.Function):
-    """Function factor * x.transpose(1, 2) with contiguous output and gradient, so that autograd need not copy it."""
+    """Autograd function factor * x.transpose(1, 2), whose output and gradient are contiguous, to avoid a later copy."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:

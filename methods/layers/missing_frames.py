@@ -1,8 +1,8 @@
 """Encoding of videos with fewer than T frames; their remaining positions are all-zero frames, called missing.
 
-A normalized frame is never all zero. CLIP4Clip (Luo et al., arXiv:2104.08860) encodes missing frames too, and masks
-them in its header and in the mean. Omitting them is equivalent, since the LSTM runs forward and no frame attends to a
-masked frame.
+A real frame is never all zero after normalization. CLIP4Clip (Luo et al., arXiv:2104.08860) encodes missing frames, but
+masks them in its header and in the mean. Here they are omitted, which is equivalent: the LSTM runs forward, and no
+frame attends to a masked frame.
 
 Shapes: B videos, T frame positions, d joint embedding.
 """
@@ -26,7 +26,7 @@ def without_missing(frames: Tensor, encode: Callable[[Tensor], Tensor]) -> Tenso
     """Encode videos (B, T, 3, H, W) without their missing frames: (B, d), in the order of the input.
 
     Args:
-        encode: (B', T', 3, H, W) -> (B', d); called once for all videos of equal length.
+        encode: (B', T', 3, H, W) -> (B', d); called once for each number of frames T'.
     """
     counts = frames_there(frames)
     found = counts.unique().tolist()

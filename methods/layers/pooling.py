@@ -21,8 +21,8 @@ def order_free_sums() -> Iterator[None]:
     """Context manager: `frame_sum` and `frame_mean` of this thread sort each feature's values before they add them.
 
     A sum of floats depends on the order of its terms; a sum of sorted values is equal for every order of frames. A
-    method that averages frames then computes equal features for a clip and its time-reversed twin, so their scores tie.
-    Training does not sort.
+    method that averages frames then computes equal features for a clip and for the same clip in reverse, so that their
+    scores tie. Training does not sort.
     """
     token = _BY_VALUE.set(True)
     try:

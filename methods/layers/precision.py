@@ -1,4 +1,4 @@
-"""Control of autocast: turned off for computations that need float32, or cast once for several products."""
+"""Helpers for autocast: turn it off where float32 is needed, and cast a tensor once for several products."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which autocast is off on `device`; it has no effect on `meta` tensors, which lack values."""
+    """Return a context in which autocast is off on `device`; for the device `meta` it does nothing."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 

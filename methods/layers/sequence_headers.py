@@ -18,7 +18,7 @@ from ctvr.methods.backbone.clip import TextTower, TokenState, run_blocks
 class FrameLSTM(nn.Module):
     """Header seqLSTM: f + LSTM(f), with one forward layer of 4 (2 d^2 + 2 d) parameters, 2,101,248 for d = 512.
 
-    The released code also has a table of position embeddings, which the LSTM does not read; it is omitted here.
+    The released code also has a table of position embeddings that its LSTM does not read; the table is omitted here.
     """
 
     def __init__(self, width: int) -> None:
@@ -33,7 +33,7 @@ class FrameLSTM(nn.Module):
 
 
 class FrameTransformer(nn.Module):
-    """Header seqTransf: f + Transformer(f + positions), with blocks and position embeddings copied from a text tower.
+    """Header seqTransf: f + Transformer(f + p) with position embeddings p; blocks and p are copied from a text tower.
 
     For ViT-B/32, 4 blocks of 3,152,384 parameters and 77 position embeddings of width 512 have 12,648,960 parameters.
     No frame is masked, because every video has T frames.
@@ -41,7 +41,7 @@ class FrameTransformer(nn.Module):
     Args:
         text: tower whose first blocks and position embeddings are copied.
         width: d of the joint embedding.
-        layers: number of blocks; all blocks of the text tower, if it has fewer.
+        layers: number of blocks; if the text tower has fewer, all of its blocks are copied.
         eps: epsilon of the copied LayerNorms, 1e-12 in the released code; if None, it is unchanged.
 
     Raises:

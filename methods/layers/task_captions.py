@@ -1,4 +1,4 @@
-"""Encoding and scoring of a batch whose captions are encoded for different tasks.
+"""Encoding and scoring for methods whose caption features depend on the task whose videos are searched.
 
 Shapes: B captions, V videos, L text length, N words, d joint embedding.
 """
@@ -19,7 +19,7 @@ def by_task(encode: Callable[..., Tensor], tokens: Tensor, tasks: Tensor | None)
     """Encode each caption for its task: features (B, d), or word features (B, N, d) padded with zero rows.
 
     Args:
-        encode: (tokens, task) -> features of captions that search the videos of `task`; `encode(tokens)` encodes for
+        encode: (tokens, task) -> features of captions that search the videos of `task`; without `task`, the videos of
             the current task.
         tokens: (B, L) int64.
         tasks: (B,) int64 task of each caption, on the CPU; if None, all captions are encoded for the current task.
@@ -44,7 +44,7 @@ def scores_by_task(
     tasks: Tensor,
     present: Iterable[int],
 ) -> Tensor:
-    """Return the scores (B, V) of all workers' captions and videos; captions are encoded for the task of each video.
+    """Return the scores (B, V) of all workers' captions and videos; each caption is encoded for the task of each video.
 
     Args:
         encode: (tokens, task) -> features of captions that search the videos of `task`.
@@ -52,7 +52,7 @@ def scores_by_task(
         tokens: (B', L) int64 captions of this worker.
         videos: (V, ...) features of the videos of all workers.
         tasks: (V,) int64 task of each video, on the CPU.
-        present: the tasks that may occur, in equal order on every worker; all captions are encoded once for each.
+        present: tasks that may occur, in the same order on every worker; captions are encoded once for each of them.
     """
     parts, order = [], []
     for task in present:

@@ -1,4 +1,4 @@
-"""Settings of CLIP's temperature: initial value and bounds of 1 / temperature = exp(logit_scale), and its training."""
+"""Settings of CLIP's temperature: initial value, bounds and training of exp(logit_scale) = 1 / temperature."""
 
 from __future__ import annotations
 

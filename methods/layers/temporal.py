@@ -22,7 +22,7 @@ Mix = Literal["add", "convex"]
 
 
 def neighbour(y: Tensor, direction: Direction) -> Tensor:
-    """Replace each frame of y (B, T, ...) by its neighbor; the first or last frame, which lacks one, by itself."""
+    """Replace each frame of y (B, T, ...) by its neighbor in `direction`; a frame without neighbor is unchanged."""
     if direction == "previous":
         return torch.cat([y[:, :1], y[:, :-1]], dim=1)
     return torch.cat([y[:, 1:], y[:, -1:]], dim=1)
@@ -61,7 +61,7 @@ class CrossFrameAttention(nn.Module):
     def forward(self, y: Tensor, direction: Direction = "previous") -> Tensor:
         """Compute cross-frame attention with queries from the neighboring frame: (B, T, N, D) -> (B, T, N, D).
 
-        Projecting and shifting by a frame commute, so q, k and v are projected together and only q is shifted.
+        Projection and the shift by a frame commute. So q, k and v are projected together, and q is shifted afterwards.
         """
         parts = (self.q, self.k, self.v)
         q, kv = _JointLinear.apply(in_autocast(y), *(p.weight for p in parts), *(p.bias for p in parts))
@@ -77,11 +77,11 @@ class CrossFrameAttention(nn.Module):
 
 
 class _JointLinear(torch.autograd.Function):
-    """Three linear layers of x (..., D): returns the first output (..., O), and the other two in one tensor (..., 2 O).
+    """Autograd function of three linear layers: returns the first output (..., O), and the others together (..., 2 O).
 
-    The backward pass computes one product with the concatenated weights. In float32 it concatenates them again instead
-    of storing the concatenation; under autocast it stores only the concatenation in low precision. The first output is
-    a separate tensor, so that its memory is freed after `neighbour`.
+    The backward pass computes one product with the concatenated weights. In float32 the concatenation is not stored but
+    repeated; under autocast only a copy in low precision is stored. The first output is a separate tensor, so that its
+    memory is freed after `neighbour`.
     """
 
     @staticmethod

@@ -48,10 +48,10 @@ class TowerLoRA(nn.Module):
         return [dict(cast(nn.ModuleDict, block).items()) for block in self.blocks]  # type: ignore[arg-type]
 
     def seams(self, factor: float | Tensor = 1.0) -> list[BlockSeams]:
-        """Return one `BlockSeams` per block that adds the output of the adapters.
+        """Return one `BlockSeams` per block that adds the output of the adapters times `factor`.
 
         Args:
-            factor: factor of that output: a number, or (B,) one for each video or caption.
+            factor: a number, or (B,), one number for each video or caption.
         """
         return weighted_seams([(self, factor)])
 
@@ -73,7 +73,7 @@ def weighted_seams(parts: Sequence[tuple[TowerLoRA, float | Tensor]]) -> list[Bl
     """Return one `BlockSeams` per block for W x + sum of factor * scale * B A x over the adapters of one tower.
 
     Args:
-        parts: the adapters, each with its factor: a number, or (B,) one for each video or caption.
+        parts: the adapters, each with its factor: a number, or (B,), one number for each video or caption.
     """
     blocks = zip(*(tower.adapters() for tower, _ in parts), strict=True)
     factors = [factor for _, factor in parts]

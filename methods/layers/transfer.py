@@ -17,7 +17,7 @@ def pinned(x: Tensor, device: torch.device) -> Tensor:
 
 
 def to_device(x: Tensor | Sequence[int], device: torch.device) -> Tensor:
-    """Copy a CPU tensor, or integers as an int64 tensor, to the device; to a GPU asynchronously from pinned memory."""
+    """Copy a CPU tensor, or a list of integers as int64, to the device; copies to a GPU are asynchronous and pinned."""
     host = x if isinstance(x, Tensor) else torch.tensor(x, dtype=torch.int64, device="cpu")
     return pinned(host, device).to(device, non_blocking=device.type == "cuda")
 
@@ -26,7 +26,7 @@ def trim_padding(tokens: Tensor) -> Tensor:
     """Cut captions (B, L) on the CPU to the length of the longest, end-of-text token included.
 
     Captions on a GPU are returned unchanged, because reading them would wait for the GPU. The code that copies captions
-    to a GPU cuts them before.
+    to a GPU trims them first.
     """
     if tokens.device.type != "cpu" or not len(tokens):
         return tokens

@@ -1,4 +1,4 @@
-"""New transformer blocks with the structure of CLIP's, of any width, randomly initialized."""
+"""Randomly initialized transformer blocks of any width, with the structure of CLIP's blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def passed(block: nn.Module, x: Tensor, there: Tensor | None = None, causal: boo
     """Pass tokens through a block of `new_block`: (G, N, D) -> (G, N, D).
 
     Args:
-        there: (G, N) bool, tokens that attention can see; if None, all.
+        there: (G, N) bool, tokens to which others can attend; if None, all.
         causal: whether a token attends only to itself and earlier tokens.
     """
     sizes = None if there is None else there[..., None].to(x.dtype)  # attention ignores tokens of size 0

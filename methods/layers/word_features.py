@@ -20,7 +20,7 @@ CHUNK = 2**26  # word-frame cosines in memory at a time, 256 MiB in float32
 
 
 def words_of(hidden: Tensor, eot: Tensor) -> Tensor:
-    """Select the features of the tokens between start and end of text, and set all later rows to zero.
+    """Select the features of the tokens between the start and the end of text, and set the rows after them to zero.
 
     Args:
         hidden: (B, L, d) joint embeddings of all tokens; the first is the start of text.
@@ -42,7 +42,7 @@ def words_and_caption(
         tower: the text tower.
         tokens: (B, L) int64.
         seams: a `BlockSeams` per block.
-        with_pads: whether the padding that fills a caption up to L counts as words; see `hidden_with_pads`.
+        with_pads: whether the padding of a caption up to length L counts as words; see `hidden_with_pads`.
     """
     hidden, eot = hidden_with_pads(tower, tokens, seams) if with_pads else tower.hidden(tokens, seams)
     words = words_of(hidden, eot)
@@ -66,7 +66,7 @@ def frame_word_similarity(words: Tensor, frames: Tensor, chunk: int = CHUNK) -> 
         words: (Q, N, d), not necessarily normalized; zero rows are padding and are ignored. A caption without words
             scores 0 with every video.
         frames: (V, T, d), not necessarily normalized.
-        chunk: maximum number of cosines in memory at a time; it does not change the result.
+        chunk: maximum number of cosines that are computed at a time; it does not change the result.
 
     Returns:
         (Q, V) float32 in [-1, 1].
@@ -99,9 +99,9 @@ def _similarity(words: Tensor, valid: Tensor, frames: Tensor) -> Tensor:
 
 
 def mean_z_score(scores: Tensor) -> Tensor:
-    """Merge n similarities of all captions and videos into the mean of their z-scores: (Q, V, n) -> (Q, V).
+    """Combine n kinds of similarity by the mean of their z-scores: (Q, V, n) -> (Q, V).
 
-    A z-score is relative to all videos of a caption's row, so it depends on every video in the gallery.
+    A z-score is relative to the scores of a caption with all videos, so it depends on every video in the gallery.
     """
     centred = scores - scores.mean(dim=1, keepdim=True)
     return (centred / scores.std(dim=1, keepdim=True, correction=0).clamp(min=1e-6)).mean(dim=-1)
@@ -142,9 +142,9 @@ def mean_of(tokens: Tensor, valid: Tensor | None = None, is_unit: bool = True) -
 def hidden_with_pads(tower: TextTower, tokens: Tensor, seams: Seams | None = None) -> tuple[Tensor, Tensor]:
     """Compute `TextTower.hidden` for captions padded with end-of-text tokens: (B, L, d) and end positions (B,).
 
-    The released StructAlign pads in this way, and counts the padding as words. A padding token attends to the caption
-    but not to padding, itself included, and has its own position embedding. Captions are padded to the length L of
-    `tokens`, even if all captions in the batch are shorter.
+    StructAlign's released code pads in this way, and counts the padding as words. A padding token has its own position
+    embedding. It attends to the caption, but neither to itself nor to other padding. Captions are padded to the length
+    L of `tokens`, even if all captions in the batch are shorter.
     """
     text: Any = tower
     eot = tokens.argmax(dim=-1)

@@ -11,30 +11,30 @@ from ctvr.orchestrator.errors import ConfigError
 
 def add_bundles(actions: Any) -> None:
     publish = actions.add_parser("publish", help="write the ranks of a run or of a table as one small file, a bundle")
-    publish.add_argument("name", metavar="NAME", help="sweep or stream, as for `ctvr table`, or run")
-    publish.add_argument("--out", type=user_path, metavar="FILE", help="file (default: RUNS/bundles/NAME.zip)")
-    publish.add_argument("--captions", action="store_true", help="add the text of each caption")
-    publish.add_argument("--sign", type=user_path, metavar="KEY", help="private key of SSH that signs the file")
+    publish.add_argument("name", metavar="NAME", help="name of a run, or of a sweep or stream as for `ctvr table`")
+    publish.add_argument("--out", type=user_path, metavar="FILE", help="new bundle (default: RUNS/bundles/NAME.zip)")
+    publish.add_argument("--captions", action="store_true", help="include the text of each caption")
+    publish.add_argument("--sign", type=user_path, metavar="KEY", help="private SSH key that signs the bundle")
     ranks = "file for the ranks as one Parquet table"
     publish.add_argument("--parquet", type=user_path, metavar="FILE", help=ranks)
     add_execution_options(publish)
     publish.set_defaults(run=_publish)
     verify = actions.add_parser(
         "verify",
-        help="check a bundle: whether its table follows from its ranks, and whether models here give these ranks",
+        help="check that a bundle's table follows from its ranks, and that models on this machine give these ranks",
         description="Exit status: 0 consistent and, unless --queries is 0, all runs reproduced; 1 consistent, but not "
-        "all runs reproduced; 2 not consistent, or a wrong input.",
+        "all runs reproduced; 2 not consistent, or invalid input.",
     )
-    verify.add_argument("file", type=user_path, metavar="FILE", help="bundle")
+    verify.add_argument("file", type=user_path, metavar="FILE", help="bundle to check")
     verify.add_argument(
         "--queries",
         type=int,
         default=100,
         metavar="N",
-        help="number of ranks that are drawn and computed again; 0 omits it (default: %(default)s)",
+        help="number of randomly chosen ranks to compute again; 0 skips this check (default: %(default)s)",
     )
     verify.add_argument(
-        "--signers", type=user_path, metavar="FILE", help="allowed signers, one of whom must have signed FILE.sig"
+        "--signers", type=user_path, metavar="FILE", help="SSH file of allowed signers; one must have made FILE.sig"
     )
     verify.add_argument("--parquet", type=user_path, metavar="FILE", help=ranks)
     add_execution_options(verify)
@@ -42,7 +42,7 @@ def add_bundles(actions: Any) -> None:
     compare = actions.add_parser("compare", help="compare the ranks of two runs, bundles or CSV files query by query")
     text = "run (or several, comma-separated: its seeds), bundle FILE or FILE:ROW, or CSV file with query and rank"
     compare.add_argument("first", metavar="A", help=text)
-    compare.add_argument("second", metavar="B", help="the other one, in the same forms")
+    compare.add_argument("second", metavar="B", help="second run, bundle or CSV file, in the same form")
     add_execution_options(compare, folders=("runs",))
     compare.set_defaults(run=_compare)
 

@@ -37,7 +37,7 @@ def add_streams(commands: Any) -> None:
     )
     add_execution_options(check, folders=("runs", "videos"))
     check.set_defaults(run=_streams_check)
-    canaries = actions.add_parser("canaries", help="write 16 clips and 16 sentences by which an embedder is recognized")
+    canaries = actions.add_parser("canaries", help="write 16 clips and 16 sentences whose vectors identify an embedder")
     canaries.add_argument("folder", type=user_path, metavar="FOLDER", help="new folder for the inputs and a blank card")
     canaries.set_defaults(run=_streams_canaries)
     importer = actions.add_parser("import", help="convert published split and annotation files to a manifest")
@@ -217,7 +217,7 @@ def add_cache(commands: Any) -> None:
         "--older-than",
         type=float,
         metavar="DAYS",
-        help="age from which objects of unused streams and runs are removed; recent sweeps are kept (default: none)",
+        help="age from which finished tasks and frames are removed, unless a recent sweep uses them (default: none)",
     )
     what.add_argument(
         "--losers",

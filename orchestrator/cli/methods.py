@@ -44,7 +44,7 @@ def _add_show(actions: Any) -> None:
     other.add_argument(
         "--backbone",
         metavar="NAME",
-        help="show which methods fit a value of backbone.name, and what it lacks for the others",
+        help="show which methods a backbone supports, and what it lacks for the others",
     )
     parser.add_argument(
         "--tasks", type=int, metavar="N", help="number of tasks after which --cost shows the storage of growing methods"

@@ -26,8 +26,8 @@ def add_migrate(commands: Any) -> None:
         "--queries",
         type=user_path,
         metavar="FILE",
-        help="past queries, for re-encoding in the order of traffic: vectors of the new embedder, or a .txt of the "
-        "streams' captions",
+        help="past queries; items that they find are re-encoded first. Vectors of the new embedder, or a .txt file "
+        "with captions of the streams",
     )
     parser.add_argument(
         "--sample",

@@ -198,7 +198,7 @@ def add_task_orders(parser: argparse._ActionsContainer) -> None:
 
 
 def add_verbose(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--verbose", action="store_true", help="show tracebacks and the other output of Ray")
+    parser.add_argument("--verbose", action="store_true", help="show Ray's tracebacks and other output")
 
 
 def _number(variable: str, default: Any, kind: type[int] | type[float]) -> Any:

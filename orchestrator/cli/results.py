@@ -39,7 +39,7 @@ def add_table(commands: Any) -> None:
         default="",
         help="split of the videos on which the shown metrics were measured (default: test, if runs have such metrics)",
     )
-    parser.add_argument("--figures", action="store_true", help="draw the figures too, as PNG and PDF")
+    parser.add_argument("--figures", action="store_true", help="also draw the figures, as PNG and PDF")
     parser.add_argument(
         "--pairs",
         action="store_true",

@@ -15,7 +15,7 @@ from ctvr.orchestrator.errors import ConfigError
 def add_runs(commands: Any) -> None:
     parser = commands.add_parser("runs", help="list the recorded runs; show, explain or remove them")
     parser.add_argument("--stream", metavar="NAME", help="stream whose runs are listed (default: all)")
-    parser.add_argument("--all", dest="everything", action="store_true", help="list all, with the trials of searches")
+    parser.add_argument("--all", dest="everything", action="store_true", help="list all runs, trials included")
     add_execution_options(parser, folders=("runs",))
     parser.set_defaults(run=_list)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
@@ -62,7 +62,7 @@ def _remove(arguments: argparse.Namespace) -> str:
 def _add_explain(actions: Any) -> None:
     parser = actions.add_parser(
         "explain",
-        help="explain a run, the differences of two, or the origin of a number in a table",
+        help="explain a run, the differences between two runs, or a number in a table",
         description="`ctvr runs explain RUN`, `ctvr runs explain RUN RUN`, or `ctvr runs explain TABLE ROW COLUMN`, "
         "for example `ctvr runs explain shapes-5 clip4clip R@1`.",
     )

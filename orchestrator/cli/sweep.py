@@ -53,7 +53,7 @@ def add_sweep(commands: Any) -> None:
         "--trials",
         type=int,
         metavar="N",
-        help="number of search trials, for each row of a table; a table may have 0 (default: 8)",
+        help="number of search trials, of each row for a table; 0 is allowed for tables (default: 8)",
     )
     search.add_argument(
         "--searcher",

@@ -21,7 +21,7 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="class MODULE:CLASS, SCHEME://HOST or folder to use although only a file names it; may be repeated"
+        help="allow a class MODULE:CLASS, SCHEME://HOST or folder that only a file names; may be repeated"
         if reads
         else argparse.SUPPRESS,
     )

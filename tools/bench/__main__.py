@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(only: str | None = None, is_quick: bool = False) -> int:
-    """Measure one hot path, the service, the kernels of a step, or all of them, and print the tables.
+    """Run one benchmark (a hot path, the service, or the kernels of a step), or all of them, and print the tables.
 
     Raises:
         ConfigError: for an unknown name.
@@ -86,7 +86,7 @@ def run(only: str | None = None, is_quick: bool = False) -> int:
 
 
 def measured(names: Sequence[str], is_toy: bool, root: Path) -> list[Measured]:
-    """Measure each path, at toy size or at the size of the papers."""
+    """Time each named hot path, at toy size or at the size of the papers."""
     rows = []
     for name in names:
         label = f"{name}-toy" if is_toy and name not in ONE_SIZE else name

@@ -1,13 +1,12 @@
-"""CPU time of a training step relative to its matrix products and memory-bound operators, timed alone.
+"""CPU time of a training step relative to its floor: the time of its products and memory-bound operators alone.
 
-These are matrix products, convolutions and attention, and the memory-bound norms, softmaxes, activations and sums
-(residuals and gradients of a tensor with several uses), each with its backward pass. One step is recorded. Each
-operator is then timed on copies of its tensors, and the times of all calls are added. The sum is a lower limit of this
-implementation, not of the equations: a product that is computed twice counts twice. In the step, inputs are rarely in
-the processor's cache.
+Products are matrix products, convolutions and attention. Memory-bound operators are norms, softmaxes, activations and
+sums (residuals, and gradients of a tensor with several uses). Backward passes are included. One step is recorded. Each
+operator is then timed on copies of its tensors, and the times of all calls are added. The sum is a lower limit for this
+implementation, not for the equations: a product that is computed twice counts twice. In the real step, inputs are
+rarely in the processor's cache.
 
-The excess of `step / floor` over 1 is from other elementwise operators, copies, gathers, masks, the optimizer and
-Python.
+`step / floor` exceeds 1 because of other elementwise operators, copies, gathers, masks, the optimizer and Python.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ class Floor:
 
     @property
     def ratio(self) -> float:
-        """Return the time of the step divided by that of its operators."""
+        """Return the time of the step divided by its floor, the time of its products and memory-bound operators."""
         return self.step / (self.products + self.memory_bound)
 
 
 def kind_of(operator: str) -> str:
-    """Return "product", "memory" or "" for an operator's name, for example `aten::native_layer_norm_backward`."""
+    """Return "product", "memory" or "", the kind of an operator such as `aten::native_layer_norm_backward`."""
     name = operator.partition("::")[2]
     if name in PRODUCTS or any(part in name for part in PRODUCTS[-2:]):
         return "product"
@@ -63,7 +62,7 @@ def kind_of(operator: str) -> str:
 
 
 class Recorder(TorchDispatchMode):
-    """Counter of the counted operators that are called inside a `with` block, by operator and arguments."""
+    """Counts the products and memory-bound operators that a `with` block calls, by operator and arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +85,7 @@ def _describe(value: Any) -> Any:
 
 
 def _like(value: Any) -> Any:
-    """Return a tensor with the shape, strides and values of a tensor; other values are returned as they are."""
+    """Return a copy of a tensor with its strides; for expanded tensors, without the values. Others are unchanged."""
     if not isinstance(value, Tensor):
         return value
     made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
@@ -94,7 +93,7 @@ def _like(value: Any) -> Any:
 
 
 def measure_floor(name: str, backbone: Clip, pairs: int) -> Floor:
-    """Time a step of a method in its second task, and its operators, in the threads that torch uses."""
+    """Time a training step of a method in its second task, and the step's operators, with torch's number of threads."""
     method = second_task(name, backbone)
     step = training_step(method, random_batch(backbone, pairs, FRAMES))
     step()
@@ -123,7 +122,7 @@ def _median(work: Callable[[], object]) -> float:
 
 
 def floor_table(is_quick: bool = False) -> str:
-    """Return a Markdown table of steps and their floors, with ViT-B/32, or with the tiny CLIP in toy sizes."""
+    """Return a Markdown table of steps and their floors, with ViT-B/32 or, if `is_quick`, with the tiny CLIP."""
     from ctvr.methods.backbone.architectures import TINY
 
     backbone = load_backbone(TINY, "shipped") if is_quick else load_backbone(VIT, "random")

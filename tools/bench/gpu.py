@@ -1,8 +1,8 @@
 """`make bench-gpu`: training steps and encoding on a GPU at the size of the papers (ViT-B/32, 8 pairs, 12 frames).
 
-The loop trains on noise from memory as a run does: copies to the GPU, AdamW, clipping, reading of flags. The table has
-step time, peak memory, videos per second, host synchronizations and the share of time in which kernels run. It has a
-row for each precision, and rows with larger batches in bfloat16. The last rows are of several processes that gather
+The loop trains as in a run, with copies to the GPU, AdamW, clipping and reads of flags, but on noise from memory. The
+table has step time, peak memory, videos per second, host synchronizations and the share of time in which kernels run.
+It has a row for each precision, and rows with larger batches in bfloat16. In the last rows, several processes gather
 their features, as with Ray Train: one process per GPU with NCCL, or two on one GPU with gloo. Decoding and the store
 are not timed.
 """
@@ -38,7 +38,7 @@ METHODS_MEASURED = ("framefusion_moe", "clip4clip")
 
 @dataclass(frozen=True)
 class GpuRow:
-    """One row of the table; `videos_per_second` counts the batches of all processes."""
+    """One row of the table; `videos_per_second` is the sum over all processes."""
 
     name: str
     precision: str
@@ -54,7 +54,7 @@ class GpuRow:
 
 
 class _Timed(TimedLoop):
-    """A loop of three epochs: the first allocates memory and selects kernels, one is timed, the last is profiled."""
+    """Loop of three epochs: the first allocates memory and selects kernels, then one is timed and one is profiled."""
 
     waits: Counter[str]  # host synchronizations of the second epoch by source line
     kernel_seconds: float  # in the third epoch
@@ -66,7 +66,7 @@ class _Timed(TimedLoop):
             return super()._epoch(*given, **named)
 
     def _profiled(self, *given: Any, **named: Any) -> dict[str, float]:
-        """Add up the time of kernels and copies; the profiler slows only the host."""
+        """Run an epoch and sum the time of its kernels and copies; the profiler slows only the host."""
         self.kernel_seconds = 0.0
         if not torch.cuda.is_available():  # a simulated GPU
             return Loop._epoch(self, *given, **named)
@@ -81,7 +81,7 @@ class _Timed(TimedLoop):
 def time_step(
     name: str, backbone: Clip, precision: Precision, device: torch.device, pairs: int, frames: int, steps: int = 20
 ) -> GpuRow:
-    """Time training steps of a method on `pairs` pairs, divided among the processes of a group, and its encoding."""
+    """Time a method's encoding of videos and its training steps on `pairs` pairs, divided among all processes."""
     sys.stderr.write(f"bench: {name}, {precision}, {pairs} pairs ...\n")
     size = dist.get_world_size() if dist.is_initialized() else 1
     workers = Workers(dist.get_rank() if size > 1 else 0, size, device)
@@ -135,7 +135,7 @@ def _worker(rank: int, world: int, port: int, backend: str, device_type: str, si
 
 
 def in_parallel(world: int, backend: str, device_type: str, **size: Any) -> list[GpuRow]:
-    """Time the steps of `METHODS_MEASURED` in `world` processes of this machine, whose batches form one batch."""
+    """Time training steps of `METHODS_MEASURED`, whose batch is divided among `world` processes of this machine."""
     import torch.multiprocessing as processes
 
     given = {"backbone": VIT, "weights": "random", "pairs": PAIRS, "frames": FRAMES, "steps": 20}

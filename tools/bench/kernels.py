@@ -2,8 +2,8 @@
 
 At the papers' batch of 8 pairs, the GPU waits for the host, which launches one kernel after the other. The time of a
 step therefore depends on the number of kernels, not on their work. Each operator that torch dispatches counts as one
-kernel, except views and allocations. The step is a step of the loop in the second task: losses, backward pass, clipping
-of gradients, optimizer, `after_step` and the metrics of the batch, with the operators that the optimizer runs on a GPU.
+kernel, except views and allocations. The step is from the second task and includes losses, backward pass, gradient
+clipping, optimizer, `after_step` and metrics of the batch. The optimizer uses the operators that it uses on a GPU.
 
 The count depends on the towers' depth, not on their width, so it is taken on a CPU with narrow towers of ViT-B/32's
 12 + 12 blocks.
@@ -55,7 +55,7 @@ _FREE = {
 
 
 class KernelCounter(TorchDispatchMode):
-    """Counter of the kernels that are started inside a `with` block."""
+    """Counts the kernels that a `with` block launches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,8 +85,8 @@ def count_kernels(name: str, precision: Precision, backbone: Clip | None = None,
 
     Args:
         name: a retriever; its settings are those of its preset `paper`.
-        precision: bf16 counts the casts of CPU autocast, which casts fewer results back to float32 than CUDA's.
-        backbone: CLIP; if None, narrow towers of 12 + 12 blocks.
+        precision: with bf16, casts are those of autocast on a CPU, which casts fewer results back to float32.
+        backbone: the CLIP backbone; if None, narrow towers of 12 + 12 blocks.
         pairs: number of pairs in the batch; each video has 12 frames.
     """
     clip = make_small_clip(DEPTH) if backbone is None else backbone
@@ -122,7 +122,7 @@ def _count_kernels_of(work: Callable[[], object]) -> int:
 
 
 def kernel_table(names: tuple[str, ...] = COUNTED) -> str:
-    """Return a Markdown table of the kernels of a step of every method, in fp32 and bf16."""
+    """Return a Markdown table of the number of kernels in a step of each method, in fp32 and bf16."""
     lines = [
         "| kernels of a step | fp32: forward | backward | update | all | bf16: forward | backward | update | all |",
         "|---|" + "--:|" * 8,

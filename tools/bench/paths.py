@@ -1,8 +1,8 @@
 """The hot paths, at the papers' size and at a toy size, each compared with a plain implementation.
 
-Batches repeat videos as often as on the real splits, where we counted them in our batches (32 videos of 20 captions per
-task). On MSRVTT-10, 8 pairs have 7 different videos. On MSRVTT-20, the number of different videos is 44 % of the pairs
-for a batch of StructAlign, here 2 of 4.
+Batches repeat videos as often as batches of the real splits, in which we counted them (32 videos of 20 captions per
+task). On MSRVTT-10, 8 pairs have 7 different videos. On MSRVTT-20, a batch of StructAlign has 44 % as many different
+videos as pairs, here 2 of 4.
 
 Shapes: B pairs, T frames, Q captions, V videos, d joint embedding.
 """
@@ -55,12 +55,12 @@ Make = Callable[[Path, bool], HotPath]  # arguments: its own folder; whether to 
 
 
 def clip(is_toy: bool) -> tuple[Clip, str]:
-    """Return the backbone of a size, and its name in titles."""
+    """Return the backbone for the toy size or the papers' size, and its name in titles."""
     return (load_backbone(TINY, "shipped"), "tiny CLIP") if is_toy else (load_backbone(VIT, "random"), VIT[:8])
 
 
 def step_path(method: str, pairs: int, distinct: int, frames: int) -> Make:
-    """Return a function that makes the hot path of a training step with `distinct` different videos in its batch."""
+    """Return a function that makes the hot path of a training step whose batch has `distinct` different videos."""
 
     def make(root: Path, is_toy: bool) -> HotPath:
         backbone, name = clip(is_toy)
@@ -84,13 +84,13 @@ def step_path(method: str, pairs: int, distinct: int, frames: int) -> Make:
 
 
 def repeating(batch: Batch, distinct: int) -> Batch:
-    """Return the batch with only its first `distinct` videos, which repeat in order."""
+    """Return the batch with its videos replaced by repetitions of its first `distinct` videos, in order."""
     rows = torch.arange(len(batch.video_ids)) % distinct
     return replace(batch, frames=batch.frames[rows], video_ids=rows, unaugmented_video_ids=tuple(rows.tolist()))
 
 
 def texts(root: Path, is_toy: bool) -> HotPath:
-    """Return the hot path of encoding captions as an evaluation after task 2 does, once for each task."""
+    """Return the hot path of encoding captions once for each task, as an evaluation after task 2 does."""
     from ctvr.orchestrator.learning.evaluation.evaluate import encode_texts
     from ctvr.orchestrator.settings.evaluation_config import EvaluationConfig
 
@@ -165,7 +165,7 @@ def tempme(root: Path, is_toy: bool) -> HotPath:
 
 
 class _Undecoded(FrameSource):
-    """Source of frames that decodes a video at each request, without the store."""
+    """Source of frames that decodes a video at each request and does not use the store."""
 
     def load(self, item: Any) -> np.ndarray:
         from ctvr.orchestrator.video.decode import decode
@@ -199,7 +199,7 @@ def store(root: Path, is_toy: bool) -> HotPath:
 
 
 def decoding(root: Path, is_toy: bool) -> HotPath:
-    """Return the hot path of decoding videos of an embedded stream; damaged videos are refused."""
+    """Return the hot path of decoding videos of an embedded stream; a damaged video raises an error."""
     from ctvr.orchestrator.streams.load import load_stream
     from ctvr.orchestrator.video.decode import decode
     from ctvr.orchestrator.video.sampling import Sampling
@@ -216,7 +216,7 @@ def decoding(root: Path, is_toy: bool) -> HotPath:
 
 
 def cold(root: Path, is_toy: bool) -> HotPath:
-    """Return the hot path of decoding a video in the format of benchmark videos; damaged videos are refused."""
+    """Return the hot path of decoding a video in the format of benchmark videos; a damaged video raises an error."""
     from ctvr.orchestrator.video.decode import decode
     from ctvr.orchestrator.video.sampling import Sampling
 

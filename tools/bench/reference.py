@@ -1,13 +1,12 @@
 """Plain implementations of hot paths (paths.py), which compute in the same way as the code of the authors.
 
 They do not share code with the hot paths. JasonCodeMaker/CTVR ranks by sorting twice, and decodes videos in each epoch.
-It encodes every caption once for each prototype in the order of the stream, padded to the longest of its batch. The
-code of StructAlign runs the model of the previous task in every step. None of them encodes a repeated video of a batch
-only once. X-Pool computes a pooled vector for every pair. The activation of CLIP is written as x sigmoid(1.702 x), of
-which the backward pass keeps three tensors. The last block of CLIP computes all tokens, of which one is used. CTVR
-(72b7652, model/FrameFusionMoE) has separate matrices for q, k and v, and attention by two products with a softmax
-between them. It runs every expert that any caption of the batch is routed to on all captions, and weights the outputs
-afterwards.
+It encodes every caption once for each prototype in the order of the stream, padded to the longest caption of its batch.
+The code of StructAlign runs the model of the previous task in every step. No authors' code encodes a repeated video of
+a batch only once. X-Pool computes a pooled vector for every pair. CLIP's activation is x sigmoid(1.702 x), for which
+autograd stores three tensors. The last block of CLIP computes all tokens, of which one is used. CTVR (72b7652,
+model/FrameFusionMoE) has separate matrices for q, k and v, and attention by two products with a softmax between them.
+It runs each expert to which a caption of the batch is routed on all captions, and weights the outputs afterwards.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def with_plain_towers(method: Method) -> Method:
 
 
 def as_released(method: Method) -> Method:
-    """Return a copy with plain towers and the attention and routed experts of CTVR's code; its outputs are equal."""
+    """Return a copy of a method with plain towers and CTVR's attention and routed experts; its outputs are equal."""
     made = with_plain_towers(method)
     for module in made.modules():
         if isinstance(module, Attention):
@@ -101,7 +100,7 @@ def _three_products(
 
 
 def _one_by_one(method: FrameFusionMoE, index: int) -> list[BlockSeams]:
-    """Return the hook points (seams) of the text blocks, whose adapters for q, k, v and out are computed separately."""
+    """Return hook functions (seams) of the text blocks that compute the adapters of q, k, v and out one by one."""
     prototype = method.prototypes[index] if index < len(method.prototypes) else None
     is_routed = not (method._has_bypass and index == 0)
     found = []
@@ -145,13 +144,13 @@ def _every_token(
 
 
 def nothing_known(batch: Batch) -> Batch:
-    """Return the batch without the ids of equal videos, so that every video is encoded and features are not cached."""
+    """Return the batch without the ids that mark equal videos, so that no feature is cached or computed only once."""
     return replace(batch, unaugmented_video_ids=None)
 
 
 @torch.no_grad()
 def texts_by_prototype(method: Method, tokens: Tensor, tasks: Sequence[int], size: int) -> list[Tensor]:
-    """Return features (Q, d) of all captions for the prototype of each of `tasks`, in the order of the stream."""
+    """Return, for the prototype of each of `tasks`, the features (Q, d) of all captions in the order of the stream."""
     return [torch.cat([method.encode_text(part, task) for part in tokens.split(size)]) for task in tasks]
 
 
@@ -164,7 +163,7 @@ def ranks_by_sorting(captions: Tensor, videos: Tensor) -> tuple[np.ndarray, np.n
 
 @torch.no_grad()
 def xpool_scores(method: XPool, queries: Tensor, gallery: Tensor, videos: int = 16) -> Tensor:
-    """Return cosines (Q, V) of captions (Q, d) and videos (V, T, d), whose frames each caption pools."""
+    """Return cosines (Q, V) of captions (Q, d) and videos (V, T, d); each caption pools the frames of each video."""
     head, parts = method.pooling, []
     asked, unit = head.ask(queries), F.normalize(queries, dim=-1)
     for frames in gallery.split(videos):
@@ -173,7 +172,7 @@ def xpool_scores(method: XPool, queries: Tensor, gallery: Tensor, videos: int = 
 
 
 def captions_like_msrvtt(number: int, longest: int = 40) -> list[str]:
-    """Return captions as long as in MSRVTT (mean 11.8 tokens); padded in batches of 32, they are 1.94 times as long."""
+    """Return captions with MSRVTT's lengths (mean 11.8 tokens; 1.94 times as long if padded in batches of 32)."""
     generator = np.random.default_rng(0)
     lengths = np.clip(np.round(generator.lognormal(2.17, 0.42, number)), 3, longest).astype(int)
     return [" ".join(generator.choice(WORDS, length)) for length in lengths]

@@ -50,7 +50,7 @@ class Latency:
 
 
 def measure_service(root: Path, is_toy: bool, sizes: Sequence[int] = tuple(SIZES)) -> list[Latency]:
-    """Measure the latency of queries to galleries.
+    """Measure the latency of queries to random galleries of several sizes.
 
     Args:
         root: folder for the store.
@@ -58,7 +58,7 @@ def measure_service(root: Path, is_toy: bool, sizes: Sequence[int] = tuple(SIZES
         sizes: number of videos of each gallery.
 
     Raises:
-        RuntimeError: if a response does not contain the best videos.
+        RuntimeError: if a response does not contain the most similar videos.
     """
     backbone, queries = (TINY, 50) if is_toy else (VIT, 500)
     settings = {"method": "clip4clip", "stream": "shapes-5", "backbone.name": backbone, "backbone.weights": "random"}
@@ -80,7 +80,7 @@ def measure_service(root: Path, is_toy: bool, sizes: Sequence[int] = tuple(SIZES
 
 
 def ask(port: int, model: Model, queries: int) -> tuple[list[float], float]:
-    """Return the latency of each query after a warm-up, and the mean CPU time of a query, in ms."""
+    """Return the latency of each query after a warm-up, and the mean CPU time per query, both in ms."""
     connection, took = http.client.HTTPConnection("127.0.0.1", port, timeout=60), list[float]()
     (block,) = model.gallery()
     for number, text in enumerate(captions_like_msrvtt(queries + 10)):
@@ -114,7 +114,7 @@ def one_core() -> Iterator[None]:
 
 @contextmanager
 def served(snapshot: Snapshot) -> Iterator[int]:
-    """Context manager: serve in a thread; yield the port."""
+    """Context manager: run the service in a thread, and yield its port on 127.0.0.1."""
     service = Service(lambda: snapshot)
     server = Server(service.app)
     with bind("127.0.0.1", 0) as bound:

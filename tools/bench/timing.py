@@ -20,7 +20,7 @@ LEAST = 0.15  # minimum CPU seconds of a timing, reached by repetition (100 time
 
 @dataclass(frozen=True)
 class HotPath:
-    """Measured work, and a plain implementation of the same work."""
+    """A benchmark: our implementation of some work, and a plain implementation of the same work."""
 
     title: str
     against: str  # description of the plain implementation
@@ -32,7 +32,7 @@ class HotPath:
 
 @dataclass(frozen=True)
 class Measured:
-    """Medians over the pairs. `ratio` is plain / ours, above 1 if ours is faster; `low` and `high` are its range."""
+    """Medians over pairs of runs. `ratio` is plain / ours, > 1 if ours is faster; `low` and `high` are its range."""
 
     name: str
     path: HotPath

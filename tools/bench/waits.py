@@ -1,4 +1,4 @@
-"""Counts of host synchronizations with a GPU by line of our code, from the warnings of torch."""
+"""Counts of the synchronizations of host and GPU by line of our code, from the warnings of torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAYS = "synchronizing CUDA operation"  # part of the text of each such warning
 
 @contextmanager
 def waits_of(device: torch.device) -> Iterator[Counter[str]]:
-    """Count the host synchronizations of a `with` block by file and line; without a GPU, the counter stays empty."""
+    """Context manager: yield a counter of host synchronizations by file and line; it stays empty without a GPU."""
     found: Counter[str] = Counter()
     if device.type != "cuda":
         yield found

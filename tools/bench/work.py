@@ -28,7 +28,7 @@ Work = Callable[[], object]
 def second_task(name: str, backbone: Clip, settings: dict[str, Any] | None = None) -> Method:
     """Build a method with the paper's settings on a copy of a backbone, and begin the second of ten tasks.
 
-    A method that keeps features of earlier videos has features of 32 videos, the videos of one task of MSRVTT-10.
+    If the method stores features of earlier videos, it has those of 32 videos, as many as a task of MSRVTT-10 has.
     """
     cls = find_method(name)
     values = {**select_prefix(cls.PRESETS.get("paper", {}), "method"), **(settings or {})}
@@ -44,7 +44,7 @@ def second_task(name: str, backbone: Clip, settings: dict[str, Any] | None = Non
 
 
 def random_batch(backbone: Clip, pairs: int, frames: int) -> Batch:
-    """Return a batch whose videos are noise, each with a different caption."""
+    """Return a batch of `pairs` random videos, each with a different caption."""
     generator = torch.Generator().manual_seed(0)
     size = backbone.image_size
     return Batch(
@@ -58,7 +58,7 @@ def random_batch(backbone: Clip, pairs: int, frames: int) -> Batch:
 def training_step(method: Method, batch: Batch) -> Work:
     """Return a function that takes one training step as the loop does.
 
-    It encodes equal videos once, computes losses and gradients, clips the gradients and updates the parameters.
+    The step encodes equal videos once, computes losses and gradients, clips the gradients and updates the parameters.
     """
     groups, optim = method.param_groups(), OptimConfig()
     parameters = freeze_except(method, groups)
@@ -76,7 +76,7 @@ def training_step(method: Method, batch: Batch) -> Work:
 
 
 def encoding(method: Method, frames: Tensor) -> Work:
-    """Return a function that encodes `frames` (B, T, 3, H, W) as one batch of a gallery.
+    """Return a function that encodes videos `frames` (B, T, 3, H, W) as one batch of a gallery.
 
     Only the first call merges the weights of adapters into the tower; later calls use the merged weights.
     """

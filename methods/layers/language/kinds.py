@@ -14,7 +14,7 @@ from ctvr.methods.layers.language import lexicon
 
 
 class Kind(Enum):
-    """Kind of a word, independent of its context."""
+    """Kinds of words; the kind of a word does not depend on its context."""
 
     DETERMINER = auto()
     PRONOUN = auto()
@@ -69,7 +69,7 @@ class Lists:
 
 @lru_cache(maxsize=1)
 def lists() -> Lists:
-    """Split the strings of lexicon.py into sets, once. A word in several lists has the first kind in `order`."""
+    """Return the word lists of lexicon.py as sets, cached. A word in several lists has the first kind in `order`."""
     order = [
         (K.PRONOUN, lexicon.PRONOUNS), (K.BE, lexicon.BE), (K.MODAL, lexicon.MODALS), (K.HAVE, lexicon.HAVE),
         (K.DO, lexicon.DO), (K.NOT, lexicon.NEGATIONS), (K.CONJUNCTION, lexicon.CONJUNCTIONS),
@@ -90,7 +90,7 @@ def lists() -> Lists:
 
 
 def stems(word: str, ending: str) -> list[str]:
-    """List possible base forms of a `word` with `ending` s, ing or ed: `try` for `tries`, `make` for `making`."""
+    """Return possible base forms of a word with the ending s, ing or ed: `try` for `tries`, `make` for `making`."""
     body = word[: -len(ending)]
     if ending == "s":
         found = [body]
@@ -116,7 +116,7 @@ def base_form(word: str) -> str:
 
 @lru_cache(maxsize=65536)
 def kind_of(word: str) -> Kind:
-    """Return the kind of a lower-case word."""
+    """Return the kind of a lower-case word, from the word lists or else from its ending."""
     known = lists()
     if word in known.closed:
         return known.closed[word]

@@ -1,4 +1,4 @@
-"""Encoding of the nouns and of the verbs of a caption (CAMoE, arXiv:2109.04290, "sentence generation strategy").
+"""Separate encodings of a caption's nouns and of its verbs (CAMoE, arXiv:2109.04290, "sentence generation strategy").
 
 CAMoE has three text streams: the whole caption, its nouns (entity) and its verbs (action). Nouns or verbs are called
 keywords. Three strategies encode them with the text tower that encodes the caption:
@@ -109,7 +109,7 @@ def recombine(tokens: Tensor, keywords: Tensor) -> Tensor:
 def encode_masked(tower: TextTower, tokens: Tensor, keywords: Tensor) -> Tensor:
     """Encode captions whose tokens attend only to keywords, start of text and end of text: (B, d), not normalized.
 
-    Tokens do not change their positions. If all words are keywords, the result equals that of the tower.
+    All tokens keep their positions. If all words are keywords, the result equals the output of the tower.
 
     Args:
         tower: the text tower.
@@ -142,8 +142,8 @@ def mask_and_read(
 ) -> Tensor:
     """Encode captions by MUW: (B, d), not normalized.
 
-    CLIP lacks a mask token. Mode `attention` masks the attention to other tokens; mode `filler` uses the id `filler` in
-    their place. The other arguments are those of `encode_masked`.
+    CLIP lacks a mask token. So mode `attention` masks the attention to tokens that are not keywords, and mode `filler`
+    replaces these tokens with the id `filler`. The other arguments are those of `encode_masked`.
     """
     if mode == "attention":
         return encode_masked(tower, tokens, keywords)
@@ -152,7 +152,7 @@ def mask_and_read(
 
 
 def average_keywords(tower: TextTower, tokens: Tensor, keywords: Tensor) -> Tensor:
-    """Encode captions by AKWE: the mean (B, d) of the joint embeddings of keywords; zero without a keyword.
+    """Encode captions by AKWE: average the joint embeddings of keywords, (B, d); zero for a caption without keywords.
 
     The arguments are those of `encode_masked`.
     """
@@ -164,7 +164,7 @@ def average_keywords(tower: TextTower, tokens: Tensor, keywords: Tensor) -> Tens
 def encoder(
     strategy: Strategy, mode: MaskMode = "attention", filler: int = 0
 ) -> Callable[[TextTower, Tensor, Tensor], Tensor]:
-    """Return the function of a strategy, (tower, tokens (B, L), keywords (B, L)) -> (B, d).
+    """Return the function that encodes captions by a strategy: (tower, tokens (B, L), keywords (B, L)) -> (B, d).
 
     `mode` and `filler` are arguments of `mask_and_read`; only `muw` uses them.
     """

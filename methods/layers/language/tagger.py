@@ -1,10 +1,10 @@
 """Part-of-speech tagger for nouns and verbs of captions, with rules and word lists, without downloads or training.
 
-CAMoE (arXiv:2109.04290) uses a trained tagger. This one has about two thousand words, and decides by the ending of a
-word and by adjacent words. On 80 captions of MSR-VTT's test split (752 words), labeled by the author and not used
-before, 97.5 % of the tags were correct. Nouns had precision 0.95 and recall 0.98, verbs 0.96 and 0.91. A few rules have
-been added since. Most errors are base forms of verbs tagged as nouns (`and smile`). Other kinds of captions were not
-measured. Words of other languages are tagged as nouns.
+CAMoE (arXiv:2109.04290) uses a trained tagger. This tagger uses lists of about two thousand words, the ending of a word
+and adjacent words. Its author labeled 80 unseen captions (752 words) of MSR-VTT's test split: 97.5 % of the tags were
+correct. Nouns had precision 0.95 and recall 0.98, verbs 0.96 and 0.91. A few rules were added after this measurement.
+Most errors are base forms of verbs tagged as nouns (`and smile`). Other kinds of captions were not measured. Words of
+other languages are tagged as nouns.
 
 Each word first gets a `Kind` (kinds.py), independent of its context, and then a tag, which depends on its context. The
 tags are N (noun), V (verb), X (auxiliary: be, modals, and have and do before a verb) and - (any other word).
@@ -28,7 +28,7 @@ OBJECTS = frozenset((K.DETERMINER, K.PRONOUN))  # kinds that can begin an object
 
 @lru_cache(maxsize=65536)
 def tag(words: tuple[str, ...]) -> str:
-    """Return one letter for each word of a caption: N, V, X or -, which the module's docstring explains.
+    """Return the tags of a caption's words, one letter each: N, V, X or - (see the module's docstring).
 
     Args:
         words: lower-case words and punctuation marks, in order; clitics ('s, 't) are separate words.
@@ -37,7 +37,7 @@ def tag(words: tuple[str, ...]) -> str:
 
 
 class Sentence:
-    """A caption that is tagged from left to right."""
+    """State of the tagger, which tags the words of one caption from left to right."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = list(words)
@@ -109,13 +109,13 @@ class Sentence:
         return OTHER
 
     def _stands_alone_after_article(self, i: int) -> bool:
-        """Return whether a word is the noun after an article, as in `the singing of`, unlike `the singing woman`."""
+        """Return whether an -ing form after an article is a noun, as in `the singing of`, not `the singing man`."""
         return (self._kind(i - 1) is K.DETERMINER or self._kind(i - 1) is K.POSSESSIVE) and self._kind(
             i + 1
         ) not in MODIFIABLE | OBJECTS | {K.ADVERB}
 
     def _judge_ing_noun(self, i: int) -> str:
-        """Tag a word such as `painting`: noun in `a painting`, verb in `is painting` and `a man painting a wall`."""
+        """Tag a word such as `painting`: noun in `a painting`, verb in `is painting` and in `a man painting a wall`."""
         if not any(stem in lists().verbs for stem in stems(self.words[i], "ing")):
             return NOUN
         before, after = self._before(i), self._kind(i + 1)
@@ -125,7 +125,7 @@ class Sentence:
         return VERB if is_person_doing else NOUN
 
     def _judge_modifier(self, i: int) -> str:
-        """Tag an adjective or adverb, which is a verb in `to open` and a noun in `the left` and `a female is`."""
+        """Tag an adjective or adverb. It is a verb in `to open`, and a noun in `the left` and in `a female is`."""
         word, before, after = self.words[i], self._kind(self._before(i)), self._kind(i + 1)
         if word in lists().human_adjectives and after is K.ING:
             return NOUN
@@ -152,7 +152,7 @@ class Sentence:
         return before >= 0 and self.words[before] in lists().subjects
 
     def _judge_verb_form(self, i: int) -> str:
-        """Tag the base form or the -s form of a verb. Words of kind VERB are verbs, except after most determiners."""
+        """Tag the base form or -s form of a verb. A word of kind VERB is a verb, except after most determiners."""
         word = self.words[i]
         base = base_form(word)
         is_s = word != base
@@ -182,7 +182,7 @@ class Sentence:
         return NOUN
 
     def _follows_singular_subject(self, i: int, is_s: bool) -> bool:
-        """Return whether an -s form follows a determiner that acts as its subject: `which shows`, `one plays`."""
+        """Return whether the word before an -s form is its subject, as in `which shows` and `one plays`."""
         return is_s and i > 0 and self.words[i - 1] in lists().singular_subjects
 
     def _judge_joined(self, i: int, conjunction: int, is_s: bool, is_thing: bool) -> str:

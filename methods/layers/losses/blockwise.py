@@ -1,8 +1,8 @@
 """InfoNCE of batches whose similarity matrix is too large to store.
 
-`contrastive` stores the logits (B, B) of B pairs, and a matrix of the same size for each direction. Each takes 4 GB
-for 32,768 pairs, which steps with gradient accumulation may have. Here blocks of rows are computed twice, once for the
-loss and once for its gradient, with memory linear in B. The order of summation differs, so values differ by rounding.
+`contrastive` stores the logits (B, B) of B pairs, and a matrix of the same size for each direction. Each matrix takes
+4 GB for 32,768 pairs, which a step with gradient accumulation may have. Here each block of rows is computed twice: for
+the loss and for its gradient. The memory is linear in B. Values differ by rounding, since the order of sums differs.
 
 Shapes: B pairs, R rows of a block, d features.
 """
@@ -40,7 +40,7 @@ def contrastive_in_blocks(
 
 
 class _InBlocks(torch.autograd.Function):
-    """Function that sums the cross-entropies of both directions, each a mean over B."""
+    """Autograd function: the sum of the cross-entropies of both directions, each averaged over the B pairs."""
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, videos: Tensor, scale: Tensor, numbers: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Losses over a matrix of scaled similarities, captions x videos, with the pairs on its diagonal.
+"""Losses on a matrix of scaled similarities, captions x videos, whose diagonal contains the pairs.
 
 Shapes: B pairs, R reference videos, C classes.
 """

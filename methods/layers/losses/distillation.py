@@ -3,12 +3,12 @@
 `symmetric_distillation` distills scaled similarities (Q, V) of captions and videos. `kept_across` and `kept_within` are
 instance-wise relation distillation (Cha et al., "Co2L: Contrastive Continual Learning", arXiv:2106.14413, section 4.2,
 eq. 5-8). The relations of a pair are the softmax of its similarities to all G pairs of the step. The student is trained
-to have the relations of the teacher, which * marks:
+to have the relations of the teacher. With similarities S, temperatures kappa, and * for the teacher:
 
     L_IRD = -mean_i sum_j softmax(S*_i / kappa*)_j log softmax(S_i / kappa)_j
 
-This cross-entropy has as its minimum the entropy of the teacher's relations, not 0. `ird=cross` is our form for two
-modalities: S (G, G) are similarities of captions and videos with the diagonal, and rows and columns are averaged.
+The minimum of this cross-entropy is the entropy of the teacher's relations, not 0. `ird=cross` is our form for two
+modalities: S (G, G) has the similarities of captions and videos, diagonal included; rows and columns are averaged.
 `ird=intra` is the original form within each modality, without the diagonal, averaged over both modalities.
 
 Shapes: B pairs, G pairs of all workers and groups, Q captions, V videos, T frames, L text length.
@@ -35,7 +35,7 @@ from ctvr.methods.settings import require, setting
 def symmetric_distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """Compute T^2 KL(teacher || student) of scaled similarities (Q, V): mean over captions plus mean over videos.
 
-    The papers write cross-entropies, which differ from it by the entropy of the teacher, so their gradients are equal.
+    The papers use cross-entropies, which exceed this loss by the entropy of the teacher and have equal gradients.
     This loss is 0 if student and teacher are equal.
     """
     return distillation(student, teacher, temperature) + distillation(student.mT, teacher.mT, temperature)
@@ -63,7 +63,7 @@ def frozen_start(base: Method) -> Frozen:
 
 
 class EncodedOnce:
-    """Features of a batch, each computed once; features that the losses of the retriever computed are reused."""
+    """Features of a batch, each computed once: features that the retriever computes for its losses are reused."""
 
     def __init__(self, base: Method, batch: Batch) -> None:
         self.base, self.batch = base, batch
@@ -122,8 +122,8 @@ def kept_across(new: Tensor, old: Tensor, config: RelationConfig) -> Tensor:
     """Compute L_IRD between modalities, averaged over rows and columns.
 
     Args:
-        new: (G, G) similarities of captions and videos by the student.
-        old: (G, G) similarities by the teacher.
+        new: (G, G) the student's similarities of captions and videos.
+        old: (G, G) the teacher's similarities.
         config: temperatures.
     """
     return (_row_loss(new, old, config) + _row_loss(new.mT, old.mT, config)) / 2
@@ -143,7 +143,7 @@ def kept_within(new: Sequence[Tensor], old: Sequence[Tensor], config: RelationCo
 
 
 def _row_loss(new: Tensor, old: Tensor, config: RelationConfig) -> Tensor:
-    """Compute eq. 6, averaged over the rows of similarities of student and teacher."""
+    """Compute eq. 6 from similarities of the student (`new`) and of the teacher (`old`), averaged over rows."""
     return F.cross_entropy(new / config.kappa, (old / config.kappa_teacher).softmax(dim=-1))
 
 

@@ -1,12 +1,12 @@
 """Dual Softmax: similarities weighted by the softmax of the opposite direction (CAMoE, arXiv:2109.04290, eqs. 15-18).
 
-For scaled similarities Z (captions x videos), captions -> videos:
+For scaled similarities Z (captions x videos), the direction captions -> videos has the prior Pr:
 
     Pr = softmax over captions of Z / temperature,   Z' = gain Z * Pr,   softmax over videos of Z'
 
-Videos -> captions swaps the roles of captions and videos. Equations 17 and 18 print sim(v_i, s_i) in the numerator,
-which must be sim(v_i, s_j). The paper multiplies cosines by an unpublished `temp`. The authors' repository
-(starmemda/CAMoE) divides scaled similarities by 1000, and multiplies the prior by the batch size, so that a uniform
+The direction videos -> captions swaps captions and videos. Equations 17 and 18 of the paper have sim(v_i, s_i) in the
+numerator; sim(v_i, s_j) is correct. The paper multiplies cosines by an unpublished `temp`. The authors' repository
+(starmemda/CAMoE) divides scaled similarities by 1000. It multiplies the prior by the batch size, so that a uniform
 prior has no effect. At temperature 1000 the prior is within a percent of uniform, so the loss almost equals the
 cross-entropy without a prior.
 
@@ -47,8 +47,8 @@ def dual_softmax(
 ) -> Tensor:
     """Compute eqs. 15-16: cross-entropies over rows and columns of similarities weighted by the opposite softmax.
 
-    With gain `batch` and a uniform prior it equals `contrastive`. The gradient flows through the prior. If B is 0, the
-    loss is 0.
+    With gain `batch` and a uniform prior, the loss equals `contrastive`. The gradient includes the prior. If B is 0,
+    the loss is 0.
 
     Args:
         logits: (B, B) scaled similarities; pair i is (i, i).
@@ -76,9 +76,9 @@ def revise(logits: Tensor, temperature: float = 1.0, dim: int = 0) -> Tensor:
     """Multiply scaled similarities by their prior at test time, for one direction of retrieval.
 
     Pass the complete matrix, because the prior of a pair is a softmax over all captions (`dim` 0) or all videos (1).
-    The result is transductive: the scores of a query depend on the other queries. It suits about one query per video,
-    and does not change the ranking of a single query. Z Pr increases with Z along `dim`, so the ranking along `dim`
-    does not change. Each direction therefore needs a separate matrix.
+    The result is transductive: the scores of a query depend on the other queries. The prior helps if there is about
+    one query per video; with a single query it does not change the ranking. Scores Z Pr increase with Z along `dim`,
+    so the ranking along `dim` does not change. Each direction of retrieval therefore needs a separate matrix.
 
     Args:
         logits: (Q, V) scaled similarities.
@@ -86,8 +86,8 @@ def revise(logits: Tensor, temperature: float = 1.0, dim: int = 0) -> Tensor:
         dim: axis of the prior: 0, over captions, for captions -> videos; 1, over videos, for videos -> captions.
 
     Returns:
-        (Q, V) float64, because a very small prior underflows in float32. Similarities <= 0 are unchanged, because the
-        factor would raise them; they still rank below all positive ones.
+        scores (Q, V) float64, because a very small prior underflows in float32. Similarities <= 0 are unchanged,
+        because the prior would increase them; they still rank below all positive similarities.
     """
     exact = logits.double()
     return torch.where(exact > 0, exact * prior(exact, temperature, dim), exact)

@@ -22,15 +22,15 @@ Head = Literal["mlp", "frozen_linear"]
 
 
 def simplex_etf(num_classes: int, dim: int, frame: Frame = "orthonormal", seed: int = 0) -> Tensor:
-    """Compute P* of eq. 7, one unit row for each class: (C, d) float64.
+    """Compute P* of eq. 7, the unit vector of each class: (C, d) float64.
 
     Args:
         num_classes: C, at least 2; at most `dim`, if `frame` is `orthonormal`.
         dim: d.
         frame: U of eq. 7. `orthonormal`: U^T U = I, so that different rows have the inner product -1 / (C - 1).
-            `gaussian`: a random float32 matrix as in the released code; rows are normalized afterwards, and have that
-            inner product on average only.
-        seed: seed of U, which is drawn on the CPU on every training device.
+            `gaussian`: a random float32 matrix as in the released code; rows are normalized afterwards, and only their
+            mean inner product has this value.
+        seed: seed of U, which is drawn on the CPU for every training device.
 
     Raises:
         ValueError: if C is out of range.
@@ -74,7 +74,7 @@ def misalignment(text: Tensor, video: Tensor, p: Tensor) -> Tensor:
 
 
 class CategoryPrototypes(nn.Module):
-    """Prototypes of a stream's categories: rows of a simplex, assigned in order of first appearance."""
+    """Prototypes of a stream's categories: rows of a simplex, assigned in the order in which categories first occur."""
 
     reference: Tensor  # (C, d) P* of eq. 7; empty before the first task
     learned: nn.Parameter | None  # (C, d) learned prototypes; None if they are fixed

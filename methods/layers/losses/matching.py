@@ -1,7 +1,7 @@
 """The two losses of UMT: contrastive (VTC), and matching of pairs by the fusion layers with hard negatives (VTM).
 
-Li et al., arXiv:2303.16058, as the authors' code computes them (based on ALBEF, arXiv:2107.07651). s are cosines of
-captions and frames, averaged over the frames of a video.
+Li et al., arXiv:2303.16058, as in the authors' code (based on ALBEF, arXiv:2107.07651). The similarity s of a caption
+and a video is the mean cosine of the caption and the video's frames; temp is the temperature.
 
 - VTC: soft cross-entropies of s / temp, in which captions of one video share the target probability.
 - VTM: each caption gets one negative video, and each video one negative caption, drawn from the worker's batch with
@@ -33,12 +33,12 @@ def shared_contrastive(scores: Tensor, videos: Tensor) -> Tensor:
 
 @torch.no_grad()
 def negative_weights(scores: Tensor, videos: Tensor, hard: bool = True) -> Tensor:
-    """Return the weights (B, B) by which a negative column is drawn for each row; pairs of one video have weight 0.
+    """Return weights (B, B) with which each row samples its negative column; pairs of one video have weight 0.
 
     The weights of a row need not sum to 1.
 
     Args:
-        scores: (B, B) similarities divided by the temperature, captions x videos; transposed to draw captions.
+        scores: (B, B) similarities divided by the temperature, captions x videos; transpose them to sample captions.
         videos: (B,) video ids of rows and columns.
         hard: whether weights are the softmax over the row; otherwise they are equal.
 

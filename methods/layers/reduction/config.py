@@ -17,7 +17,7 @@ ReducerName = Literal["none", "tome", "tome_shared", "tempme", "evit", "sta", "d
 
 @dataclass(frozen=True, kw_only=True)
 class ReducerConfig:
-    """Settings of no token reduction, and base class of the others; None and () mean a default for the backbone."""
+    """Settings without token reduction, and base class of all settings. None and () mean a default for the backbone."""
 
     joins_frames: ClassVar[bool] = False  # whether the reducer needs all frames of a video together
 
@@ -56,7 +56,7 @@ class ToMeConfig(ReducerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TempMeReducerConfig(ReducerConfig):
-    """Settings of TempMe, which merges within frames, then across clips that are joined until they span the video."""
+    """Settings of TempMe, which merges tokens within frames, then within clips that grow to the whole video."""
 
     joins_frames = True
 
@@ -129,7 +129,7 @@ class EViTConfig(ReducerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class AnnealedEViTConfig(EViTConfig):
-    """Settings of EViT whose keep rate may decrease during training."""
+    """Settings of EViT with a keep rate that may decrease during training."""
 
     anneal_from: int = setting(0, doc="number of optimizer steps without removal of patches at the start of training")
     anneal_steps: int = setting(
@@ -164,7 +164,7 @@ class STAConfig(ReducerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DiffRateConfig(ReducerConfig):
-    """Settings of DiffRate: numbers of tokens that each block keeps by pruning and by merging."""
+    """Settings of DiffRate: the numbers of tokens that remain in each block after pruning and after merging."""
 
     name: Literal["diffrate"] = "diffrate"
     prune_to: tuple[int, ...] = setting(
@@ -186,7 +186,7 @@ class DiffRateConfig(ReducerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchedDiffRateConfig(DiffRateConfig):
-    """Settings of DiffRate whose schedule may be searched in the first task."""
+    """Settings of DiffRate with a schedule that may be searched in the first task."""
 
     search_macs: float | None = setting(
         None,

@@ -8,10 +8,10 @@ of a block, for tokens x with sizes s:
     merge:  of these, each patch from rank K_m on joins the patch before rank K_m with the largest cosine of x
             x_t <- unweighted mean of x_t and all x_j that join it;   s_t <- s_t + sum s_j cos(j, t)
 
-K_p and K_m include the class token. They are given here, and searched in diffrate_search.py. The released code sorts in
-every block. Here only blocks that remove tokens sort, which does not affect features. In the released code a negative
-cosine can make a size zero or negative, and its logarithm NaN; here sizes are clamped to positive values. Prompts are
-our addition: they stay before the patches, and are neither ranked nor merged.
+K_p and K_m include the class token. They are given here, and searched in diffrate_search.py. The released code sorts
+patches in every block. Here only blocks that remove tokens sort, which does not change features. In the released code a
+negative cosine can make a size zero or negative, and its logarithm NaN. Here sizes are clamped to positive values.
+Prompts are our addition: they stay before the patches, and are neither ranked nor merged.
 
 Shapes: G frames, N tokens, P ranked tokens, C width of compared vectors, D width, H heads.
 """
@@ -43,9 +43,9 @@ SCHEDULES: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {
 
 
 def schedule(blocks: int, tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the numbers of tokens that each block keeps by pruning (K_p) and by merging (K_m).
+    """Return the numbers of tokens that remain in each block after pruning (K_p) and after merging (K_m).
 
-    Towers that SCHEDULES lacks get the released schedule of a B/16, scaled to their blocks and tokens.
+    A tower without an entry in SCHEDULES gets the released schedule of a B/16, scaled to its blocks and tokens.
     """
     if (tokens, blocks) in SCHEDULES:
         return SCHEDULES[tokens, blocks]
@@ -70,8 +70,8 @@ def compress(
         first: number of leading tokens, which are unchanged.
 
     Returns:
-        tokens (G, first + merge, D) and sizes (G, first + merge, 1), which are None if `size` is None and no token is
-        merged. The selection and the sizes do not have a gradient. If no token is removed, the inputs are returned.
+        tokens (G, first + merge, D) and sizes (G, first + merge, 1). The sizes are None if `size` is None and no token
+        is merged. The selection and the sizes do not have a gradient. If no token is removed, the inputs are returned.
     """
     candidates = row.shape[1]
     prune, merge = min(prune, candidates), min(merge, candidates)
@@ -95,7 +95,7 @@ def compress(
 
 
 def merge_ranked(x: Tensor, metric: Tensor, size: Tensor, kept: int) -> tuple[Tensor, Tensor]:
-    """Merge each token from rank `kept` on into the most similar token of lower rank.
+    """Merge each token from rank `kept` on into the most similar of the first `kept` tokens.
 
     Args:
         x: (G, P, D) tokens, most important first.
@@ -117,7 +117,7 @@ def merge_ranked(x: Tensor, metric: Tensor, size: Tensor, kept: int) -> tuple[Te
 def most_alike(metric: Tensor, kept: int) -> tuple[Tensor, Tensor]:
     """Find, for each token from rank `kept` on, the most similar of the first `kept` tokens.
 
-    Takes vectors (G, P, C), and returns the cosines (G, P - kept, 1) and the indices (G, P - kept, 1).
+    `metric` has the vectors (G, P, C). Return the cosines (G, P - kept, 1) and the indices (G, P - kept, 1).
     """
     with no_autocast(metric.device):
         units = F.normalize(metric.float(), dim=-1)
@@ -126,15 +126,15 @@ def most_alike(metric: Tensor, kept: int) -> tuple[Tensor, Tensor]:
 
 
 class DiffRate(TokenReducer):
-    """DiffRate reducer with fixed K_p and K_m in every block."""
+    """Token reducer that prunes and merges the tokens of every block to fixed numbers K_p and K_m."""
 
     def __init__(self, tokens: int, pruned: Sequence[int], merged: Sequence[int], proportional: bool = True) -> None:
         """Build a reducer.
 
         Args:
             tokens: N of a frame, the class token included.
-            pruned: K_p of every block; a value above the number of remaining tokens keeps all.
-            merged: K_m of every block, with the same rule.
+            pruned: K_p of every block; a value above the number of remaining tokens keeps all of them.
+            merged: K_m of every block; a value above the number of remaining tokens keeps all of them.
             proportional: whether attention weights a token by its size.
         """
         super().__init__()

@@ -1,23 +1,23 @@
-"""Gradient-based search of DiffRate's numbers of pruned and merged tokens per block (arXiv:2305.17997, section 3).
+"""Gradient-based search for DiffRate's numbers of pruned and merged tokens per block (arXiv:2305.17997, section 3).
 
 It follows the released code (OpenGVLab/DiffRate). Every block except the first has two distributions pi, for pruning
-and for merging, over the number c of kept patches: N0, N0 - step, and so on down to 1 or more. Their initial logits are
-equal. K is the number of kept tokens with the class token, and p_j the probability that rank j is kept:
+and for merging, over the number c of kept patches: N0, N0 - step, and so on down to 1 or more. The initial pi are
+uniform. K is the number of kept tokens with the class token, and p_j the probability that rank j is kept:
 
     K = ceil(sum c pi) + 1, where ceil has the gradient 1;   p_j = sum of pi over c + 1 > j
 
-During the search all tokens are computed. They are sorted as in diffrate.py, and tokens to be dropped are masked. A cut
-from M tokens to K multiplies the mask by 0 for ranks K to M - 1, by 1 for other ranks, and has the gradient of p. The
-mask weights the exponentials of attention:
+During the search all tokens are computed. They are sorted as in diffrate.py, and dropped tokens are masked. A cut from
+M tokens to K multiplies the mask by 0 for ranks K to M - 1 and by 1 for other ranks; its gradient is that of p. With
+the logits l of attention and the mask, the attention A is:
 
     A_ij = (exp(l_ij - max l_i) Q_ij + eps / N) / (sum_j exp(l_ij - max l_i) Q_ij + eps),   Q_ij = mask_j, Q_ii = 1
 
-Merged tokens are masked, too. During the search, the size of every token that was not pruned is at least 1. The loss
-adds 5 (F / 10^9 - target)^2 to that of the method, where F is the number of multiply-adds of a frame:
+Merged tokens are masked as well. During the search, the size of every token that was not pruned is at least 1. The term
+5 (F / 10^9 - target)^2 is added to the loss of the method, where F is the number of multiply-adds of a frame:
 
     F = N D 3p^2 + D d + sum of 4 N_l D^2 + 2 N_l^2 D + 8 N_l+1 D^2,   N_l+1 = min(N_l, K_p, K_m)
 
-Its gradient reaches both K_p and K_m, whichever is smaller, but not N_l. In evaluation the current numbers are fixed.
+Both K_p and K_m get its gradient, whichever is smaller; N_l does not. In evaluation the current numbers are fixed.
 Prompts are our addition: they stay before the patches, and are neither ranked nor masked.
 
 Shapes: G frames, N0 patches, N tokens, P ranked tokens, C width of compared vectors, D width, H heads, p patch size,
@@ -57,12 +57,12 @@ class Rate(nn.Module):
         return expected + (expected.detach().ceil() - expected.detach()) + 1
 
     def stays(self) -> Tensor:
-        """Compute p (N0,), the probability that the patch of each rank is kept."""
+        """Compute p (N0,), the probability of each rank that its patch is kept."""
         rank = torch.arange(int(self.candidates[0]), device=self.candidates.device)
         return self.logits.softmax(dim=0) @ (self.candidates[:, None] > rank).float()
 
     def cut(self, kept: int, left: int) -> Tensor:
-        """Compute the factor (N0,) of the mask of ranked patches for a cut from `left` patches to `kept`.
+        """Compute the factor (N0,) by which a cut from `left` patches to `kept` multiplies the mask of ranked patches.
 
         It is 0 for ranks from `kept` to `left` - 1 and 1 for other ranks, with the gradient of `stays`.
         """
@@ -91,8 +91,8 @@ class DiffRateSearch(TokenReducer):
 
         Args:
             vision: provides the number of blocks and tokens and the widths.
-            target: target of multiply-adds of a frame, in 10^9.
-            step: difference of two successive candidates for the number of kept patches.
+            target: multiply-adds of a frame that the search aims at, in 10^9.
+            step: difference between successive candidates for the number of kept patches.
         """
         super().__init__()
         self.tokens, self.width, self.target, self.is_searching = vision.num_tokens, vision.width, target, True
@@ -106,7 +106,7 @@ class DiffRateSearch(TokenReducer):
 
     @torch.no_grad()
     def counts(self) -> list[tuple[int, int]]:
-        """Return, for each block, the numbers of tokens kept by pruning (K_p) and by merging (K_m)."""
+        """Return, for each block, the numbers of tokens that remain after pruning (K_p) and after merging (K_m)."""
         if self.pruned[0].logits.is_meta:
             return [(self.tokens, self.tokens)] * (len(self.pruned) + 1)
         kept = torch.stack([torch.stack(self._kept(block)) for block in range(1, len(self.pruned) + 1)])
@@ -154,12 +154,12 @@ class DiffRateSearch(TokenReducer):
 
         Args:
             block: index of the block.
-            prune: number of patches kept by pruning.
-            merge: number of patches kept by merging.
+            prune: number of patches that remain after pruning.
+            merge: number of patches that remain after merging.
             left: number of patches that earlier blocks have kept.
             x: (G, N, D) tokens.
             attended: not used, because `_attend` stores the attention in `state`.
-            state: provides mask and sizes, and receives new ones.
+            state: provides the mask and the sizes, and gets the new mask and sizes.
         """
         assert state.policy is not None
         assert state.class_row is not None
@@ -178,7 +178,7 @@ class DiffRateSearch(TokenReducer):
 
 
 def merge_in_place(x: Tensor, metric: Tensor, size: Tensor, kept: int, left: int) -> tuple[Tensor, Tensor]:
-    """Merge tokens of rank `kept` to `left` - 1 into the most similar tokens of lower rank.
+    """Merge each token of rank `kept` to `left` - 1 into the most similar of the first `kept` tokens.
 
     The merged tokens stay in the sequence, where the mask hides them.
 

@@ -1,16 +1,16 @@
-"""EViT: patches to which the class token attends most are kept, and the others fused (Liang et al., arXiv:2202.07800).
+"""EViT: keeps the patches to which the class token attends most, and fuses the others (Liang et al., arXiv:2202.07800).
 
-This follows the released code (youweiliang/evit), which sums patches where the paper mentions a weighted average.
-Between attention and MLP of a reducing block:
+This follows the released code (youweiliang/evit), which sums patches where the paper describes a weighted average.
+Between attention and MLP of a block that removes patches:
 
     a_i = mean over heads of softmax(q k^T / sqrt(D / H) over all N keys)[class, i]
     output: [class, the k = ceil(rate n) patches with the largest a, largest first, f],   f = sum of other a_i x_i
 
-The gradient flows through the weights a_i of f to q of the class token and to k of the fused patches. If k = n, the
-block keeps all tokens. Tokens do not have sizes. Prompts are our addition: they stay before the patches, like the class
-token, and are never ranked.
+The gradient reaches q of the class token and k of the fused patches through the weights a_i. If k = n, the block keeps
+all tokens. Tokens do not have sizes. Prompts are our addition: they stay before the patches, like the class token, and
+are never ranked.
 
-Shapes: G frames, N tokens, n patches among them (with the f of an earlier block), D width, H heads.
+Shapes: G frames, N tokens, n patches among them (including the f of an earlier block), D width, H heads.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ctvr.methods.layers.reduction.plan import Step, TokenReducer, tokens_at
 
 
 def kept_patches(rate: float, patches: int) -> int:
-    """Compute k = ceil(rate n) in double precision as in the released code, where rate 0.55 keeps 56 of 100 patches."""
+    """Compute k = ceil(rate n), n = `patches`, in double precision as the released code does: 0.55 keeps 56 of 100."""
     return min(patches, math.ceil(rate * patches))
 
 
 def annealed(rate: float, step: int, start: int, length: int) -> float:
-    """Compute the keep rate at a step, counted from 0.
+    """Compute the keep rate at a training step, counted from 0.
 
-    It is 1 before step `start`, then decreases to `rate` by half a cosine within `length` steps.
+    It is 1 before step `start`, then decreases to `rate` along half a period of a cosine within `length` steps.
     """
     if step < start:
         return 1.0
@@ -43,14 +43,14 @@ def annealed(rate: float, step: int, start: int, length: int) -> float:
 
 
 def keep_attended(x: Tensor, weights: Tensor, kept: int, first: int, fuse: bool) -> Tensor:
-    """Keep, of the tokens after the first `first`, the `kept` with the largest weights, largest first.
+    """Leave the first `first` tokens unchanged, and keep the `kept` others with the largest weights, largest first.
 
     Args:
         x: (G, N, D) tokens.
-        weights: (G, N - first) weight of each ranked token; it gets a gradient from the fused token.
+        weights: (G, N - first) weight of each ranked token; the fused token passes a gradient to it.
         kept: k; if it is at least N - first, x is returned unchanged.
         first: number of leading tokens, which are unchanged.
-        fuse: whether to append one token for the others, the sum of weight times token.
+        fuse: whether to append one token for the removed ones: the sum of weight times token.
 
     Returns:
         (G, first + k + 1, D), or (G, first + k, D) if not `fuse`.
@@ -67,7 +67,7 @@ def keep_attended(x: Tensor, weights: Tensor, kept: int, first: int, fuse: bool)
 
 
 class EViT(TokenReducer):
-    """EViT reducer with one keep rate in some blocks; in training the rate can decrease over the first steps."""
+    """Token reducer EViT with the same keep rate in each of some blocks; in training the rate can decrease at first."""
 
     steps_done: Tensor  # () int64; exists only if the rate decreases, so that a resumed run continues at its step
 

@@ -1,10 +1,11 @@
-"""Attention whose keys have a factor in [0, 1], with a gradient even at 0, for searches of compression rates.
+"""Attention whose keys have a factor in [0, 1], with a gradient even at 0, for searches for compression rates.
 
-DiffRate (Chen et al., arXiv:2305.17997) trains the number of kept tokens. Its released code computes all tokens, and
+DiffRate (Chen et al., arXiv:2305.17997) trains the number of kept tokens. Its released code computes all tokens. With
+logits l and a factor P_j of each key, its attention is
 
     A_ij = (e_ij Q_ij + eps / N) / (sum_j e_ij Q_ij + eps),   e_ij = exp(l_ij - max_j l_ij),   Q_ij = P_j, Q_ii = 1
 
-so that dA / dP_j = e_ij / sum at P_j = 0, where a bias of log P lacks a gradient. This form stores the matrix of
+At P_j = 0 its gradient is dA / dP_j = e_ij / sum; a bias log P would not have one. This form stores the matrix of
 probabilities, which the fused kernel never creates. Use it only in a search, at the hook point `mix` of `BlockSeams`.
 
 Shapes: G groups, H heads, N tokens, c width of a head.

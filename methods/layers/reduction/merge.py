@@ -1,8 +1,8 @@
 """Bipartite token merging (ToMe, Bolya et al., arXiv:2210.09461, section 3).
 
-A plan lists tokens that leave and the tokens that they join; `merge_tokens` applies it. Planning follows the released
-code of TempMe, which equals that of ToMe for one class token. Tokens at even positions propose to tokens at odd
-positions. The order after a merge is: protected tokens, remaining proposers, all others.
+A plan lists the tokens that are merged away and the tokens that they join; `merge_tokens` applies it. Planning follows
+the released code of TempMe, which equals that of ToMe for one class token. Tokens at even positions are proposers: each
+proposes to join a token at an odd position. The order after a merge is: protected tokens, remaining proposers, others.
 
 Shapes: G groups (frames or clips), N input tokens, M output tokens, C channels, r merged pairs, A proposers.
 """
@@ -43,7 +43,7 @@ class MergePlan:
 
 @dataclass(frozen=True)
 class Move:
-    """Record of one merge: `group` successive groups are joined, class tokens first, then the plan is applied."""
+    """Record of one merge: every `group` successive groups are joined, class tokens first; then the plan is applied."""
 
     plan: MergePlan
     group: int = 1
@@ -74,7 +74,7 @@ def follow(moves: Sequence[Move], groups: int, tokens: int) -> Tensor:
 
 
 def most_mergeable(tokens: int, protected: int) -> int:
-    """Return the largest number of pairs that one merge of N = `tokens` tokens can form, (N - protected) // 2."""
+    """Return the largest number of pairs that one merge can form, (N - protected) // 2 for N = `tokens`."""
     return max(0, (tokens - protected) // 2)
 
 
@@ -123,8 +123,8 @@ def accept(score: Tensor, partner: Tensor, r: int, tokens: int, protected: int) 
     """Build the plan that accepts the `r` proposals with the largest scores.
 
     Args:
-        score: (G, A) score of the proposal of each even token.
-        partner: (G, A) index, among the odd tokens, of the token to which it proposes.
+        score: (G, A) score of each proposer's proposal.
+        partner: (G, A) index, among tokens at odd positions, of the token that each proposer would join.
         r: number of accepted proposals.
         tokens: N.
         protected: number of leading tokens that neither leave nor are joined.
@@ -170,6 +170,6 @@ def merge_tokens(x: Tensor, size: Tensor | None, plan: MergePlan) -> tuple[Tenso
 def unmerge_tokens(y: Tensor, plan: MergePlan) -> Tensor:
     """Return, for every input token, the merged token of its slot: (G, M, C) -> (G, N, C).
 
-    It is a right inverse of `merge_tokens`.
+    If `merge_tokens` is applied to the result, it returns y.
     """
     return y.gather(1, plan.target[..., None].expand(-1, -1, y.shape[-1]))

@@ -1,4 +1,4 @@
-"""Interface of token reducers: a step for each block, known before a run, and the hooks that apply it.
+"""Interface of token reducers: the steps of all blocks, known before a run, and the hook functions that apply them.
 
 Shapes: B videos, T frames, G attention groups, N tokens of a group, K selected tokens, D width.
 """
@@ -25,10 +25,10 @@ class Step:
 
 
 def token_log(steps: Sequence[Step], tokens: int, frames: int) -> list[tuple[int, int, int]]:
-    """Return, for each block: attention groups of one video, tokens of a group in attention, tokens of it in the MLP.
+    """Return, for each block: attention groups of a video, tokens per group in attention, tokens per group in the MLP.
 
     Args:
-        steps: one for each block.
+        steps: one step for each block.
         tokens: N of a frame before the first block.
         frames: T.
     """
@@ -52,11 +52,11 @@ class TokenReducer(nn.Module):
     steps: list[Step]  # one for each block, as applied in evaluation
 
     def seams(self) -> list[BlockSeams]:
-        """Return new `BlockSeams` for each block, so that a deep copy of the reducer uses the weights of the copy."""
+        """Build the `BlockSeams` of each block; each call builds new ones, so that a deep copy uses its own weights."""
         return [self._block(block, step) for block, step in enumerate(self.steps)]
 
     def _block(self, block: int, step: Step) -> BlockSeams:
-        """Return the `BlockSeams` that apply a step."""
+        """Return the `BlockSeams` that apply `step` in one block."""
         raise NotImplementedError(f"{type(self).__name__} must implement _block(block, step).")
 
     def after_step(self) -> None:
@@ -69,5 +69,5 @@ def tokens_at(x: Tensor, places: Tensor) -> Tensor:
 
 
 def spread(blocks: int, parts: int, start: int) -> tuple[int, ...]:
-    """Return the first block of each of `parts` equal parts of a tower, from part `start` on: 12, 4, 1 -> 3, 6, 9."""
+    """Divide `blocks` into equal `parts`; return the first block of each from part `start` on: 12, 4, 1 -> 3, 6, 9."""
     return tuple(dict.fromkeys(blocks * part // parts for part in range(start, parts)))

@@ -3,12 +3,12 @@
 The other reducers are in evit.py, sta.py, diffrate.py and testa.py.
 
 ToMe: Bolya et al., arXiv:2210.09461. TempMe: "Temporal Token Merging for Efficient Text-Video Retrieval",
-arXiv:2409.01156, section 3.2. Where the paper does not specify a detail, the released code is followed: class tokens
-are not merged, and sizes weight averages and attention.
+arXiv:2409.01156, section 3.2. Details that the paper does not specify follow the released code: class tokens are not
+merged, and averages and attention are weighted by sizes.
 
-A reducer is a list of steps, one for each block. The numbers in a step depend on the settings only, so the number of
-tokens in every block is known before a run (`token_log`). A reducer is independent of the adapters of the tower;
-`combine` joins the `BlockSeams` of both.
+A reducer is a list of steps, one for each block. The numbers in a step depend only on the settings, so the number of
+tokens in every block is known before a run (`token_log`). A reducer is independent of the tower's adapters; `combine`
+joins the `BlockSeams` of both.
 
 Shapes: B videos, T frames, G attention groups (B * frames or clips), N tokens of a group, D width.
 """
@@ -49,10 +49,10 @@ from ctvr.methods.settings import SettingError
 
 
 def tome_schedule(blocks: int, r: int | Sequence[int], inflection: float = 0.0) -> list[int]:
-    """Compute the number of tokens that each block merges, from r as a number or a list.
+    """Compute the number of tokens that each block merges; `r` is a number for all blocks or a list.
 
-    A list is cut, or padded with zeros. With inflection c the numbers change linearly over the blocks, from
-    low = int(r (1 - c)) to 2 r - low, and are rounded down.
+    A list is cut to the number of blocks, or padded with zeros. With inflection c the numbers change linearly over the
+    blocks, from low = int(r (1 - c)) to 2 r - low, and are rounded down.
     """
     if not isinstance(r, int):
         return [*r, *[0] * blocks][:blocks]
@@ -118,14 +118,14 @@ def tempme_steps(config: TempMeReducerConfig, blocks: int, tokens: int, classes:
 
 
 def default_r(blocks: int, tokens: int, classes: int = 1) -> int:
-    """Return the paper's r, 2 of 49 or 10 of 196 patches for 12 blocks, scaled to the patches and blocks of a tower."""
+    """Return the paper's r (2 of 49 or 10 of 196 patches for 12 blocks), scaled to a tower's patches and blocks."""
     patches = tokens - classes
     share = 2 / 49 if patches <= 64 else 10 / 196
     return max(1, round(share * patches * 12 / blocks))
 
 
 def spread_factors(number: int, count: int) -> tuple[int, ...]:
-    """Factor `number` into at most `count` ascending factors, as equal as possible: 12, 3 -> 2, 2, 3."""
+    """Split `number` into at most `count` factors, ascending and as equal as possible: 12, 3 -> 2, 2, 3."""
     divisors = [d for d in range(1, number + 1) if number % d == 0]
     products = [f for f in combinations_with_replacement(divisors, count) if math.prod(f) == number]
     best = min(products, key=lambda factors: (factors[-1], -factors[0]), default=())
@@ -149,9 +149,10 @@ class Reducer(TokenReducer):
         Args:
             steps: one for each block.
             width: D.
-            num_frames: T that the steps were computed for; None if they do not join frames.
+            num_frames: T for which the steps were computed; None if they do not join frames.
             positions: see `TempMeReducerConfig`.
-            shared: whether all frames of a video share one merge plan, so that token i has one position in all frames.
+            shared: whether all frames of a video share one merge plan, so that token i has the same image position in
+                all of them.
             proportional: see `ToMeConfig`.
         """
         super().__init__()
@@ -277,7 +278,7 @@ def _check_blocks(name: str, places: tuple[int, ...], blocks: int) -> tuple[int,
 
 
 def sta_rates(r: int | Sequence[int] | None, stages: Sequence[int], patches: int) -> tuple[int, ...]:
-    """Return the patches removed per frame in each stage; for None, 10 of 49, then 9 of 49, scaled to `patches`.
+    """Return the patches removed per frame in each stage; if r is None, 10, then 9 of 49 patches, scaled to `patches`.
 
     Raises:
         ValueError: if a list r does not have one value per stage.
@@ -298,8 +299,8 @@ def combine(outer: Seams, inner: Seams) -> list[BlockSeams]:
     Pass a reducer as `outer`, so that prompts that `inner` inserts are removed before clips are joined.
 
     Raises:
-        ValueError: if both merge tokens, if they belong to different towers, or if one needs token i of
-            neighboring frames at one position but the other merges every frame differently.
+        ValueError: if both merge tokens or replace the attention of a block, if their numbers of blocks differ, or if
+            one needs token i of neighboring frames at the same position but the other merges each frame differently.
     """
     if len(outer) != len(inner):
         raise ValueError(f"cannot combine plug-ins of towers with {len(outer)} and {len(inner)} blocks.")

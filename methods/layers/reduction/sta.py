@@ -2,7 +2,7 @@
 
 Ding et al., ICCV 2023, "Prune Spatio-temporal Tokens by Semantic-aware Temporal Accumulation", arXiv:2308.04549, as in
 the released code (Mark12Ding/STA). After each of three blocks, r patches of every window are removed. Here a window is
-a frame. m are the keys of the patches of a window, averaged over heads and normalized:
+a frame. With the keys m of a window's patches, averaged over heads and normalized:
 
     first window of a scan: patches are sorted: those at odd positions, then those at even positions from the least to
         the most similar to any odd one; the last r are removed
@@ -11,11 +11,11 @@ a frame. m are the keys of the patches of a window, averaged over heads and norm
 
     c = sum_d |x_d| of a patch, scaled to 0 for the smallest and 1 for the largest of its window
 
-The second window of a scan is compared with all patches of the first window, including the removed ones, with S_before
-equal to 1. The three scans run forward, backward and forward. Kept patches stay in the order above, which determines
-which of them are even in a later stage. Tokens are not averaged and do not have sizes. STA was designed for joint
-attention without class tokens, where a stage joins windows. For CLIP we use frames as windows in every stage, and
-exclude class tokens and prompts.
+The second window of a scan is compared with all patches of the first window, including removed ones, and S_before is 1
+for all of them. The three scans run forward, backward and forward. Kept patches stay in the order above, which
+determines which of them are at even positions in a later stage. Tokens are not averaged and do not have sizes. STA was
+designed for joint attention without class tokens, where a stage joins windows. For CLIP we use frames as windows in
+every stage, and exclude class tokens and prompts.
 
 Shapes: B videos, W windows, n patches of a window, D width, C key width, G frames, N tokens of a frame.
 """
@@ -81,7 +81,7 @@ def _first(metric: Tensor, kept: int) -> Tensor:
 
 
 class STA(TokenReducer):
-    """STA reducer, which removes patches after each block in `stages`."""
+    """Token reducer STA, which removes patches after each block in `stages`."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class STA(TokenReducer):
         return BlockSeams(between=_note_keys, after=drop, wants_keys=True, breaks_alignment=True)
 
     def _drop(self, r: int, turn: int, x: Tensor, state: TokenState) -> Tensor:
-        """Remove patches after a block, when prompts have been removed: (G, N, D) -> (G, N - r, D)."""
+        """Remove r patches of each frame after a block, once prompts have been removed: (G, N, D) -> (G, N - r, D)."""
         assert state.keys is not None
         first, groups = state.protected, len(x)
         windows = groups // state.batch if self.windows is None else self.windows[turn]

@@ -4,20 +4,20 @@ Ren et al., as in the released code (RenShuhuai-Andy/TESTA). A block of a stage 
 
     x = x + gate(W_o attention over the T frames of each position(LN x));   k = keys of this attention, mean over heads
 
-Frames are merged by k. At each position, frames with an even index propose to the frame of odd index with the largest
-cosine. The positions vote: the partner of a frame is the one proposed most often, and its score is the most frequent
-cosine. Of equally frequent values the smallest is used, so if all cosines differ, the least similar position decides.
-The r proposals with the largest scores are accepted, at most (T - 1) // 2. The order is then: remaining proposers, all
-others. Tokens of merged frames are averaged by size at each position. After CLIP's attention, patches are merged within
-each frame as in ToMe (reducers.py). Token i then has only roughly one position in all frames, as in the released code.
-Attention does not weight a token by its size.
+Frames are merged by k. At each position, each frame with an even index proposes to join the frame with an odd index and
+the largest cosine. The positions vote: the partner of a frame is the one proposed most often, and its score is the most
+frequent cosine. Of equally frequent values the smallest is used, so if all cosines differ, the least similar position
+decides. The r proposals with the largest scores are accepted, at most (T - 1) // 2. The order is then: remaining
+proposers, all others. Tokens of merged frames are averaged by size at each position. After CLIP's attention, patches
+are merged within each frame as in ToMe (reducers.py). Token i then has only roughly the same position in all frames, as
+in the released code. Attention does not weight a token by its size.
 
-TempMe's row for TESTA lacks code, so the adaptation to CLIP is ours. CLIP has a class token in each frame. It is merged
-with its frame, and the embedding of a merged frame represents each frame in it. With `one_class`, as in the released
-code, the class tokens of a video are equal, and their attention outputs are averaged over its frames. LN, W and W_o of
-the temporal attention are frozen copies of the block's weights, and q, k and v get LoRA. The gate is a factor, or with
-`linear` the D x D layer with bias of the released code. It is initially 0, so an untrained model without merging equals
-CLIP.
+No code was released for TESTA's row in TempMe's paper, so the adaptation to CLIP is ours. CLIP has a class token in
+each frame. It is merged with its frame, and the embedding of a merged frame represents each frame in it. With
+`one_class`, as in the released code, the class tokens of a video are equal, and their attention outputs are averaged
+over its frames. LN, W and W_o of the temporal attention are frozen copies of the block's weights, and q, k and v get
+LoRA. The gate is a factor or, with `linear`, the D x D layer with bias of the released code. It is initially 0, so an
+untrained model without merging equals CLIP.
 
 Shapes: B videos, T frames, L positions (patches of a frame), G = B T, N = 1 + L, A frames of even index, C width of
 compared vectors, D width, H heads.
@@ -45,7 +45,7 @@ Gate = Literal["scalar", "linear"]
 
 @torch.no_grad()
 def plan_frames(metric: Tensor, r: int) -> MergePlan:
-    """Choose the `r` most redundant frames and the frame that each of them joins, by a vote of all positions.
+    """Choose the `r` most redundant frames and, for each, the frame that it joins, by a vote of all positions.
 
     Args:
         metric: (B, L, T, C) keys.
@@ -95,7 +95,7 @@ def frame_rates(r: int | Sequence[int] | None, stages: int) -> tuple[int, ...]:
 
 
 class TemporalAttention(nn.Module):
-    """Attention over the frames at each position, with frozen weights of a block and LoRA; at first it returns 0."""
+    """Attention over the frames at each position: frozen weights of a block, LoRA and a gate that is initially 0."""
 
     norm_weight: Tensor  # these buffers are not saved, because a resumed method is built from the same CLIP weights
     norm_bias: Tensor
@@ -139,14 +139,14 @@ class TemporalAttention(nn.Module):
         return gained, k.mean(dim=2)
 
     def macs(self, videos: int, frames: int, places: int) -> int:
-        """Return the multiply-adds for `videos` videos of `frames` frames with `places` patches, with LoRA merged."""
+        """Return the multiply-adds for `videos` videos of `frames` frames of `places` patches, if LoRA is merged."""
         width = self.out_weight.shape[0]
         projections = 4 if self.linear is None else 5
         return videos * places * (projections * frames * width**2 + 2 * frames**2 * width)
 
 
 class TESTA(TokenReducer):
-    """TESTA reducer: temporal attention and merging of frames in some blocks, and merging of patches in any block."""
+    """Token reducer TESTA: temporal attention and merging of frames in some blocks, merging of patches in any block."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class TESTA(TokenReducer):
             frames: block index -> number of frames that it removes by merging; other blocks lack temporal attention.
             rank: rank of LoRA.
             gate: kind of gate; the module's docstring describes it.
-            one_class: whether class tokens of a video are equal; the module's docstring describes it.
+            one_class: whether all class tokens of a video are equal; see the module's docstring.
         """
         super().__init__()
         self.one_class = one_class

@@ -1,13 +1,13 @@
 """Replay buffer of text-video pairs of previous tasks.
 
 There are two policies. `ring` (Chaudhry et al., "tiny episodic memories", arXiv:1902.10486) stores a uniform sample of
-the pairs of each task; the samples of previous tasks shrink as tasks arrive. `reservoir` (Vitter 1985; DER,
+each task's pairs; the samples of previous tasks shrink with every new task. `reservoir` (Vitter 1985; DER,
 arXiv:2004.07211) stores one sample that is uniform over all pairs so far. If a share is given instead of a capacity,
-a uniform sample of that share of every task's pairs is stored.
+the buffer stores a uniform sample of that share of every task's pairs.
 
 The buffer is written at the end of a task, so it never contains pairs of the current task. It stores the ids of pairs,
-and features that cannot be computed again. Frames and captions are read from the source at replay: one worker draws
-rows for all, and each worker reads its part. The stored fields are buffers of the module. They are equal on every
+and features that cannot be computed again. Frames and captions are read from the source at replay: worker 0 draws rows
+for all workers, and each worker reads its part. The stored fields are buffers of the module. They are equal on every
 worker, because all workers write with the same random numbers.
 
 Shapes: B pairs, M stored pairs, R sampled rows, T frames, L text length, d joint embedding.
@@ -38,8 +38,9 @@ class ReplayBuffer(nn.Module):
     Args:
         capacity: maximum number of pairs; 0 stores nothing and does not draw random numbers.
         policy: `ring` or `reservoir`; the module's docstring describes them.
-        quota: tasks among which `ring` divides the capacity: `dynamic`, the tasks so far; `static`, all of the stream.
-        share: share of the pairs of every task in (0, 1], at least one pair; if given, it replaces the other arguments.
+        quota: tasks among which `ring` divides the capacity: the tasks so far (`dynamic`), or all tasks of the stream
+            (`static`).
+        share: share in (0, 1] of each task's pairs to store, at least one; if given, the other arguments are ignored.
 
     Attributes:
         source: provides frames and captions of pairs by their ids.
@@ -76,13 +77,13 @@ class ReplayBuffer(nn.Module):
     # -------------------------------------------------------------------------------------- reading
 
     def sample(self, count: int | Sequence[int]) -> Tensor:
-        """Draw indices of stored pairs for this worker, uniformly: (R,) int64 on the CPU, empty if the buffer is empty.
+        """Draw R indices of stored pairs for this worker, uniformly: (R,) int64 on the CPU; none from an empty buffer.
 
         Worker 0 draws for all workers. An index is not repeated in a step, unless all workers together request more
         pairs than the buffer contains.
 
         Args:
-            count: R, the number of indices per worker; a list with a number for each worker, if they differ.
+            count: R, equal for all workers, or a list with the R of each worker.
         """
         if not len(self):
             return torch.empty(0, dtype=torch.int64)
@@ -106,7 +107,7 @@ class ReplayBuffer(nn.Module):
         return known[1:]
 
     def batch(self, rows: Tensor) -> Batch:
-        """Read the pairs with indices `rows` (R,) on the CPU from the source.
+        """Read stored pairs from the source; `rows` (R,), on the CPU, has their indices in the buffer.
 
         Raises:
             ValueError: if no source is set.
@@ -128,7 +129,7 @@ class ReplayBuffer(nn.Module):
         Args:
             task: the task that ends.
             loader: batches that contain each pair of the task once.
-            features: batch -> video and text features (B, d) that are stored with its pairs.
+            features: batch -> video and text features (B, d), which are stored with the pairs; if None, none are.
 
         Raises:
             ValueError: if a batch lacks pair ids.
@@ -185,7 +186,7 @@ class ReplayBuffer(nn.Module):
         return [self.capacity // shares + (i < self.capacity % shares) for i in range(task.index + 1)]
 
     def _thin(self, quotas: Sequence[int]) -> None:
-        """Keep, of the stored pairs of each task, a uniform sample of at most its quota."""
+        """Reduce the stored pairs of each task to a uniform sample whose size is at most the task's quota."""
         if not len(self):
             return
         kept, (_, tasks) = [], self._on_host()
@@ -197,7 +198,7 @@ class ReplayBuffer(nn.Module):
             setattr(self, name, getattr(self, name)[rows])
 
     def _place(self, fresh: dict[int, tuple[Tensor, ...]]) -> None:
-        """Write pairs, given by slot, into the fields: overwrite existing slots, and append new ones."""
+        """Write pairs (slot -> values of `_FIELDS`) into the fields: overwrite existing slots, and append new ones."""
         if not fresh:
             return
         places = sorted(fresh)
@@ -212,7 +213,7 @@ class ReplayBuffer(nn.Module):
 
 
 def reservoir_index(offered: int, room: int) -> int | None:
-    """Draw the slot of a pair among `room` slots; None if the pair is not stored.
+    """Draw the slot in which reservoir sampling stores a pair, out of `room` slots; None if it does not store the pair.
 
     After N >= `room` pairs, each of them is stored with probability room / N.
 
@@ -227,7 +228,7 @@ def reservoir_index(offered: int, room: int) -> int | None:
 
 
 def join(first: Batch, second: Batch, task: int) -> Batch:
-    """Concatenate two batches, `first` before `second`; captions are padded with zeros to the longest.
+    """Concatenate two batches, `first` before `second`; captions are padded with zeros to equal length.
 
     Args:
         first: pairs of the current task.

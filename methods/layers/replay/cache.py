@@ -15,20 +15,20 @@ from ctvr.methods.layers.transfer import to_device
 
 
 class VideoFeatureCache:
-    """Cache of features by video id, on the device of the features. Create a new one if the model or task changes.
+    """Cache of features by video id, on the device of the features. Create a new cache if the model or task changes.
 
-    Features of augmented frames are not cached, because the frames differ each time.
+    Features of augmented frames are not cached, because augmentation differs each time.
     """
 
     def __init__(self) -> None:
         self._features: dict[int, Tensor] = {}
 
     def of(self, batch: Batch, encode: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return features (B, ...) of the videos of a batch; only features of new videos are computed.
+        """Return features (B, ...) of the videos of a batch; only videos that are not in the cache are encoded.
 
         Args:
             batch: frames, and `unaugmented_video_ids`, which identify equal frames.
-            encode: deterministic function of frames: (N, T, 3, H, W) -> (N, ...).
+            encode: deterministic encoder of N videos: (N, T, 3, H, W) -> (N, ...).
         """
         numbers = batch.unaugmented_video_ids
         if numbers is None:

@@ -14,11 +14,11 @@ from ctvr.methods.base import Batch
 
 
 class PastGallerySampler:
-    """Sampler of stored features of previous tasks: all of them in every step, or one batch after the other.
+    """Sampler of stored features of previous tasks: each step gets all of them, or the next batch of them.
 
-    Batches have as many rows as the first batch of pairs of the task, in stored order; the last batch of a pass over
-    the stored features may be shorter. Every task begins at the first row, so checkpoints do not contain the position.
-    A call without gradients returns the batch of the next step and does not advance.
+    Batches follow the stored order and have as many rows as the task's first batch of pairs. The last batch of a pass
+    over the stored features may be shorter. Every task begins at the first row, so checkpoints do not contain the
+    position. A call without gradients returns the batch of the next step and does not advance.
 
     Args:
         all_at_once: whether every step gets all stored features, as in eq. 8; the released code uses batches.
@@ -30,14 +30,14 @@ class PastGallerySampler:
         self._next_row = self._rows = 0
 
     def restart(self) -> None:
-        """Remove the stored features, and return to the first row, at the start of a task."""
+        """Remove the stored features and reset the position to the first row; call it at the start of a task."""
         self.stored, self._next_row, self._rows = None, 0, 0
 
     def references(self, sources: Sequence[Tensor], videos: Tensor) -> Tensor:
         """Return the stored features (R', d) that a step uses as negatives; (0, d) in the first task.
 
         Args:
-            sources: features (n, d) of each previous task, in order; they are read in the task's first step only.
+            sources: features (n, d) of each previous task, in order; read only in the first step of a task.
             videos: (B, d) features of the videos of the step.
         """
         if self.stored is None:
@@ -53,7 +53,7 @@ class PastGallerySampler:
 
 
 def encode_once(encode: Callable[[Tensor], Tensor], loader: Iterable[Batch]) -> list[Tensor]:
-    """Return a feature (1, d) of every distinct video in `loader`, in order of first occurrence.
+    """Return the feature (1, d) of each distinct video in `loader`, in order of first occurrence.
 
     Args:
         encode: frames (B, T, 3, H, W) -> features (B, d).

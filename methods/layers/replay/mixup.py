@@ -2,7 +2,7 @@
 
 It extends LUMP (Madaan et al., arXiv:2110.06976, section 4) to two modalities. Pixels are mixed directly. Token ids
 cannot be mixed, so captions are mixed after token and position embedding. The output is read at the end-of-text
-positions of both captions, and the two features are mixed by lambda. With lambda 1 or 0 it equals one of the captions.
+positions of both captions, and the two features are mixed by lambda. Lambda 1 or 0 gives the feature of one caption.
 
 Shapes: B pairs, T frames, L text length, D width of the text tower, d joint embedding.
 """
@@ -49,7 +49,7 @@ class MixingConfig:
 
 
 def sample_lambda(alpha: float) -> float:
-    """Draw lambda ~ Beta(alpha, alpha); all workers get an equal value."""
+    """Draw lambda ~ Beta(alpha, alpha); all workers get the same value."""
     shape = torch.tensor(alpha, device="cpu")  # on the CPU, so that reading the sample does not wait for a GPU
     lam = torch.distributions.Beta(shape, shape).sample()
     if world_size() > 1:
@@ -59,14 +59,14 @@ def sample_lambda(alpha: float) -> float:
 
 @dataclass
 class MixedState(TokenState):
-    """State of pairs of mixed captions; `eot` has the end-of-text positions of the first captions of the pairs."""
+    """Token state of mixed pairs of captions; `eot` has the end-of-text position of the first caption of each pair."""
 
     other_eot: Tensor | None = None  # (B,) end-of-text positions of the second captions
     lam: float = 1.0  # lambda, the weight of the first captions
 
 
 def last_end(state: TokenState) -> Tensor:
-    """Return the end-of-text positions (B,) of captions; for mixed captions, the later of both."""
+    """Return the end-of-text position (B,) of each caption; for two mixed captions, the later of their positions."""
     assert state.eot is not None
     other = state.other_eot if isinstance(state, MixedState) else None
     return state.eot if other is None else torch.maximum(state.eot, other)
@@ -75,8 +75,8 @@ def last_end(state: TokenState) -> Tensor:
 def embed_mixed(tower: TextTower, first: Tensor, second: Tensor, lam: float) -> tuple[Tensor, MixedState]:
     """Mix the embeddings of captions `first` (B, L) and `second` (B, L) by `lam` and 1 - `lam`; see `TextTower.embed`.
 
-    Returns embeddings (B, L', D), L' the length of the longest caption, and their state. Embeddings after the end of a
-    caption are zero, so a caption's result does not depend on the length of other captions in the batch.
+    Return embeddings (B, L', D), where L' is the length of the longest caption, and their state. Embeddings after the
+    end of a caption are zero, so a caption's feature does not depend on the length of other captions in the batch.
 
     Raises:
         ValueError: if the tower encodes a caption as several vectors.
@@ -94,14 +94,14 @@ def embed_mixed(tower: TextTower, first: Tensor, second: Tensor, lam: float) -> 
 
 
 def _zero_after_end(x: Tensor, state: TokenState) -> Tensor:
-    """Set the embeddings (B, L, D) after each caption's end-of-text token to zero."""
+    """Return the embeddings (B, L, D) with zeros after each caption's end-of-text token."""
     assert state.eot is not None
     return x * (torch.arange(x.shape[1], device=x.device) <= state.eot[:, None])[..., None]
 
 
 @contextmanager
 def mixed_captions(method: nn.Module, first: Tensor, second: Tensor, lam: float) -> Iterator[None]:
-    """Context manager: text towers of `method` encode `first` (B, L) as its mixture with `second` (B, L).
+    """Context manager: if text towers of `method` get `first` (B, L), they encode its mixture with `second` (B, L).
 
     If the input is several concatenated copies of `first`, each copy is mixed with a copy of `second`.
 
@@ -143,12 +143,12 @@ def _read(tower: TextTower, x: Tensor, state: TokenState) -> Tensor:
 
 @contextmanager
 def mixed_features(method: nn.Module, first: Tensor, second: Tensor, lam: float, name: str) -> Iterator[None]:
-    """Context manager: `method.name(first)` returns the features of `first` and `second`, mixed by `lam`.
+    """Context manager: the method `name` of `method` returns for `first` the mixed features of `first` and `second`.
 
     Args:
         method: the retriever.
         first: input whose features are replaced; other inputs are encoded unchanged.
-        second: input of equal shape.
+        second: input that is mixed with `first`, of the same shape.
         lam: weight of the features of `first`.
         name: `encode_video` or `encode_text`.
 
@@ -174,9 +174,9 @@ def mixed_features(method: nn.Module, first: Tensor, second: Tensor, lam: float,
 
 
 def mix_features(first: Tensor, second: Tensor, lam: float) -> Tensor:
-    """Mix features (B, ..., d) by `lam` and 1 - `lam`; the norms of results are the norms of both, mixed likewise.
+    """Mix features (B, ..., d) by `lam` and 1 - `lam`; scale the results to the norms of both, mixed in the same way.
 
-    Word features (B, N, d) of different N are first padded with zero rows to the longer.
+    If N differs between word features (B, N, d), the shorter ones are first padded with zero rows.
     """
     if first.ndim == 3:
         longest = max(first.shape[1], second.shape[1])

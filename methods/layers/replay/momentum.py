@@ -1,9 +1,9 @@
 """Momentum encoders, which are moving averages of the trained encoders, and the contrastive loss over their keys.
 
 Gao et al., "BMU-MoCo: Bidirectional Momentum Update for Continual Video-Language Modeling", NeurIPS 2022, section 3.3,
-based on MoCo (He et al., CVPR 2020). Equation numbers refer to BMU-MoCo. theta are the trained encoders, theta_m the
-momentum encoders. Both contain all of CLIP with its projections. Moving averages are computed in float32, never under
-autocast.
+based on MoCo (He et al., CVPR 2020). Equation numbers refer to BMU-MoCo. theta are the parameters of the trained
+encoders, theta_m those of the momentum encoders. Both encoders contain all of CLIP with its projections. Moving
+averages are computed in float32, never under autocast.
 
 Shapes: B pairs, T frames, L text length, R keys in a queue, P positives of a query, d joint embedding.
 """
@@ -33,7 +33,7 @@ class Encoders(nn.Module):
 
     Args:
         clip: the towers; each frame is projected, then frames are averaged.
-        text_pool: `eot` pools a caption by its end-of-text token, as CLIP does; `avg` averages all projected tokens, as
+        text_pool: `eot` reads the end-of-text token of a caption, as CLIP does; `avg` averages all projected tokens, as
             the paper does with BERT.
     """
 
@@ -53,9 +53,10 @@ class Encoders(nn.Module):
         return self._pool(hidden, self._weights(eot, hidden.shape[1]))
 
     def mixed_text(self, first: Tensor, second: Tensor, lam: float) -> Tensor:
-        """Encode mixed captions (B, d): token embeddings are `lam` * `first` (B, L) + (1 - `lam`) * `second` (B, L).
+        """Encode mixtures of captions `first` and `second` (B, L): (B, d); `lam` is the weight of `first`.
 
-        Pooling weights are mixed likewise. With `lam` 1 or 0 the features equal those of `first` or `second`.
+        Token embeddings and pooling weights are mixed. With `lam` 1 or 0 the features equal those of `first` or
+        `second`.
         """
         tower = self.clip.text
         x, state = embed_mixed(tower, first, second, lam)
@@ -68,7 +69,7 @@ class Encoders(nn.Module):
         return self._pool(hidden, weights)
 
     def pair(self, frames: Tensor, tokens: Tensor) -> Pair:
-        """Encode pairs, and gather their features from all workers."""
+        """Encode this worker's pairs, and return the features of the pairs of all workers."""
         return Pair(gather(self.video(frames)), gather(self.text(tokens)))
 
     def _weights(self, eot: Tensor, length: int) -> Tensor:
@@ -88,8 +89,8 @@ class Encoders(nn.Module):
 def lerp_(target: nn.Module, source: nn.Module, weight: float) -> None:
     """Set target <- (1 - weight) target + weight source, in place; buffers are copied if `weight` is 1.
 
-    Where target and source are equal, and everywhere if `weight` is 0, the result is bit-identical to target. For other
-    weights below 1, target keeps its running statistics, as in MoCo's code (facebookresearch/moco@132aea9).
+    Values that are equal in both modules do not change, and with `weight` 0 no value does. With weights below 1,
+    target keeps its running statistics, as in MoCo's code (facebookresearch/moco@132aea9).
     """
     _lerp_all(target, source, weight)
     if weight == 1:
@@ -98,18 +99,18 @@ def lerp_(target: nn.Module, source: nn.Module, weight: float) -> None:
 
 
 def ema_update(momentum: nn.Module, encoders: nn.Module, m: float) -> None:
-    """Set theta_m <- m theta_m + (1 - m) theta, eq. 8 and 14, the update of the momentum encoders."""
+    """Update the momentum encoders: theta_m <- m theta_m + (1 - m) theta, eq. 8 and 14."""
     lerp_(momentum, encoders, 1 - m)
 
 
 @torch.no_grad()
 def reverse_ema_update(encoders: nn.Module, momentum: nn.Module, m_hat: float) -> None:
-    """Set theta <- m_hat theta + (1 - m_hat) theta_m, eq. 12 and 13, the reverse update of the trained encoders."""
+    """Update the trained encoders in reverse: theta <- m_hat theta + (1 - m_hat) theta_m, eq. 12 and 13."""
     _lerp_all(encoders, momentum, 1 - m_hat)
 
 
 def _lerp_all(target: nn.Module, source: nn.Module, weight: float) -> None:
-    """Interpolate all parameters together, because on a GPU one kernel then updates many small tensors."""
+    """Interpolate all parameters in one call, because on a GPU one kernel then updates many small tensors."""
     moved: list[Tensor] = list(target.parameters())
     torch._foreach_lerp_(moved, list(source.parameters()), weight)
     torch.autograd.graph.increment_version(moved)  # in a dispatch mode `_foreach_lerp_` does not increment it
@@ -118,8 +119,8 @@ def _lerp_all(target: nn.Module, source: nn.Module, weight: float) -> None:
 class Momentum(nn.Module):
     """Momentum encoders and the queue of their keys.
 
-    The encoders are never trained, and are in evaluation mode. Only batch normalization follows training mode, because
-    MoCo normalizes the keys of a training step by the statistics of their batch. CLIP lacks batch normalization.
+    The encoders are never trained and stay in evaluation mode, except for batch normalization layers (CLIP has none).
+    In training these use the statistics of the batch, as in MoCo.
     """
 
     def __init__(self, encoders: Encoders, queue_size: int) -> None:
@@ -135,7 +136,7 @@ class Momentum(nn.Module):
         return self
 
     def restart(self, encoders: Encoders) -> None:
-        """Set theta_m <- theta, buffers included."""
+        """Set theta_m <- theta: copy the parameters and buffers of the trained encoders."""
         lerp_(self.encoders, encoders, 1.0)
 
     @torch.no_grad()
@@ -162,7 +163,7 @@ def momentum_contrast(queries: Pair, keys: Sequence[Pair], negatives: Negatives,
     """Compute L_V2T + L_T2V: eq. 10-11 with one pair of keys, eq. 16-18 with two.
 
     L_V2T = mean_i -log( sum_P exp(q_i^V k_i^T / tau) / (sum_P exp(q_i^V k_i^T / tau) + sum_R exp(q_i^V k_r^T / tau)) ),
-    where sum_P runs over the momentum encoders. Without negatives the loss is exactly 0.
+    with queries q and keys k of videos (V) and texts (T); sum_P is over momentum encoders. Without negatives it is 0.
 
     Args:
         queries: (B, d) features of the trained encoders.

@@ -30,7 +30,7 @@ def _reset_count(queue: nn.Module, missing: object) -> None:
 
 
 class KeyQueue(nn.Module):
-    """Queue of the newest keys of both modalities and their video ids, all of which the state dict contains."""
+    """Queue of the newest keys of both modalities with their video ids; the state dict contains the whole queue."""
 
     video: Tensor
     text: Tensor
@@ -57,13 +57,13 @@ class KeyQueue(nn.Module):
         return self._count
 
     def content(self) -> tuple[Pair, Tensor]:
-        """Return the R keys (R, d), in the order of their slots, and their video ids (R,), -1 for random keys."""
+        """Return the keys (R, d) in the order of their slots, and their video ids (R,); a random key has the id -1."""
         filled = len(self)
         return Pair(self.video[:filled], self.text[:filled]), self.videos[:filled]
 
     @torch.no_grad()
     def enqueue(self, keys: Pair, videos: Tensor) -> None:
-        """Append keys (B, d) with video ids (B,), and remove the oldest. B need not divide K, and may exceed it."""
+        """Append keys (B, d) with video ids (B,); remove the oldest keys. B need not divide K, and may exceed it."""
         count = len(videos)
         places = (self.pointer + torch.arange(count, device=self.videos.device)) % self.size
         newest = slice(max(0, count - self.size), count)  # no slot is written twice

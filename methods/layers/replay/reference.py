@@ -1,6 +1,6 @@
 """Reference images and texts on which a strategy distills the pre-trained model.
 
-Images and texts need neither labels nor correspond to each other. There are three sources:
+Images and texts do not need labels, and need not correspond to each other. There are three sources:
 
 - `embedded`: 336 drawn images of one colored shape each, with their captions. It is small and always available, but
   does not replace the ImageNet images and CC3M captions of ZSCL (arXiv:2303.06628), which may not be distributed.
@@ -71,7 +71,7 @@ class ReferenceSet:
         return self._count
 
     def images(self, rows: Sequence[int], device: torch.device) -> Tensor:
-        """Return the images with indices `rows` as videos of one frame, (B, 1, 3, S, S) float, normalized for CLIP."""
+        """Return B images, given by index, as videos of one frame, (B, 1, 3, S, S) float, normalized for CLIP."""
         pixels = to_device(torch.stack([self._read(row) for row in rows]), device).float() / 255
         mean, std = (to_device(torch.tensor(x), device)[:, None, None] for x in (self.mean, self.std))
         return ((pixels - mean) / std)[:, None]

@@ -18,7 +18,7 @@ from ctvr.methods.layers.transfer import to_device
 
 
 def dispersion(features: Tensor) -> Tensor:
-    """Compute the term of eq. 22 of one category: the mean of 1 - cos over all pairs of different features (P, d).
+    """Compute one category's term of eq. 22: the mean of 1 - cos over all pairs of different features, of P (P, d).
 
     It is 0 for a single feature.
     """
@@ -47,9 +47,9 @@ def mean_dispersion(features: Tensor, categories: Tensor) -> Tensor:
 def mean_deviation(features: Tensor, categories: Tensor) -> Tensor:
     """Compute |epsilon| of eq. 9 for a batch of n categories: the mean of |<m_c, m_c'> + 1 / (n - 1)| over c != c'.
 
-    m_c is the mean unit feature of category c, minus the average of all these means, normalized. The result is 0 for
-    equal angles between all categories, and for a single category. Shapes depend on B only, so that the host need not
-    wait for a GPU to count categories.
+    m_c is the mean unit feature of category c, minus the average of these means over categories, normalized. The result
+    is 0 for equal angles between all categories, and for a single category. Shapes depend only on B, so the host need
+    not wait until the GPU has counted the categories.
 
     Args:
         features: (B, d).
@@ -66,7 +66,7 @@ def mean_deviation(features: Tensor, categories: Tensor) -> Tensor:
 
 
 def geometry(features: Iterable[Tensor], categories: Tensor) -> Tensor:
-    """Return (4,) without gradient: `mean_dispersion` of text and video, then `mean_deviation` of text and video.
+    """Return `mean_dispersion` of text and video, then `mean_deviation` of text and video: (4,), without gradient.
 
     Args:
         features: (B, d) features of text, then of video.
@@ -77,7 +77,7 @@ def geometry(features: Iterable[Tensor], categories: Tensor) -> Tensor:
 
 
 class ClassStatistics(nn.Module):
-    """Mean and spread of the features of each learned category in both modalities. The buffers grow with the stream.
+    """Mean and standard deviation of each learned category's features in both modalities. Buffers grow with the stream.
 
     Aligned features are features in the space in which they are aligned with prototypes.
     """
@@ -101,7 +101,7 @@ class ClassStatistics(nn.Module):
 
     @torch.no_grad()
     def add(self, category: int, pairs: Tensor, aligned: Tensor, normalise: bool) -> None:
-        """Store the statistics of one category's pairs, and replace earlier statistics of that category.
+        """Store the statistics of one category's P pairs; they replace earlier statistics of that category.
 
         Args:
             category: global index of the category.
@@ -113,7 +113,7 @@ class ClassStatistics(nn.Module):
         self._add(category, pairs, aligned, normalise, self.categories.tolist())
 
     def _add(self, category: int, pairs: Tensor, aligned: Tensor, normalise: bool, known: Sequence[int]) -> None:
-        """Implement `add`; `known` are the values of `categories`, read before by the caller."""
+        """Implement `add`; `known` has the values of `self.categories`, which the caller has read."""
         both, aligned = pairs.float(), aligned.float()
         mean = both.mean(dim=1)
         variance = both.var(dim=1, correction=1 if both.shape[1] > 1 else 0)  # (2, d)
@@ -151,10 +151,10 @@ class ClassStatistics(nn.Module):
             known = [*(other for other in known if other != category), category]
 
     def geometry(self) -> dict[str, float]:
-        """Measure properties (P1)-(P3) of section 4.1 over the learned categories; empty without a category.
+        """Return measures of the properties (P1)-(P3) of section 4.1 over the n learned categories; empty if n is 0.
 
-        Keys: `micd_text` and `micd_video` are eq. 22, the dispersion within categories. `angle_text` and `angle_video`,
-        for n > 1, are |epsilon| of eq. 9: the mean distance from -1 / (n - 1) of the inner products of different
+        Keys: `micd_text` and `micd_video` are eq. 22, the dispersion within categories. `angle_text` and `angle_video`
+        exist for n > 1. They are |epsilon| of eq. 9, the mean of |<m_c, m_c'> + 1 / (n - 1)| over pairs of different
         centered means. `modality_gap` is the mean of delta_c of (P3).
         """
         if not len(self):
@@ -175,7 +175,8 @@ class ClassStatistics(nn.Module):
     def similarities(self) -> Tensor:
         """Return the inner products (2, n, n) of eq. 9 between the category means of texts and of videos.
 
-        The means are centered by their average and normalized, as in `geometry`. Rows have the order of `categories`.
+        The average of the means is subtracted, and the differences are normalized, as in `geometry`. Rows have the
+        order of `categories`.
         """
         centred = l2_normalize(self.aligned - self.aligned.mean(dim=1, keepdim=True))
         return centred @ centred.mT
@@ -186,7 +187,7 @@ class ClassStatistics(nn.Module):
 
         Args:
             count: R.
-            sigma: standard deviation of the noise; if None, that of each category is used.
+            sigma: standard deviation of the noise; if None, the standard deviation of each category.
 
         Returns:
             categories (R,), text (R, d) and video (R, d).
