@@ -1,4 +1,4 @@
-"""The table of methods. Entries are strings, so that a module is imported only when its method is used.
+"""The tables of built-in methods. A value is `module:Class`, so that a module is imported only if its method is used.
 
 A new method needs its file or folder, one line here, an entry in `search_spaces/` and `tests/methods/test_<name>.py`.
 """
@@ -109,19 +109,19 @@ CONFIGURATIONS = {
 
 
 def plugins() -> dict[str, str]:
-    """Map names to `module:Class` of the methods of other installed packages, which are entry points `ctvr.methods`.
+    """Return a dictionary from method names to `module:Class`, for the entry points `ctvr.methods` of other packages.
 
-    An entry point cannot replace a built-in method.
+    Entry points with the name of a built-in method are left out.
     """
     found = {point.name: point.value for point in importlib.metadata.entry_points(group="ctvr.methods")}
     return {name: value for name, value in found.items() if name not in EVERY_METHOD and name not in CONFIGURATIONS}
 
 
 def place_of(name: str) -> str:
-    """Return the `module:Class` of a built-in method or an entry point; a `name` of this form is returned unchanged.
+    """Return the `module:Class` of the method called `name`; if `name` already has this form, return it unchanged.
 
     Raises:
-        UnknownMethod: for an unknown name; it suggests a known one.
+        UnknownMethod: for an unknown name; the error suggests the most similar known name.
     """
     if _is_former(name):
         return f"ctvr.{name}"
@@ -137,12 +137,12 @@ def place_of(name: str) -> str:
 
 
 class UnknownMethod(ValueError):
-    """An unknown method name.
+    """Error for an unknown method name.
 
     Attributes:
         name: name as the user gave it.
         remedy: what to do, in whole sentences.
-        meant: the known method, or the class of a file, that was probably meant; "" if none is close.
+        meant: known method name, or `module:Class` in a file of the user, that is most similar; "" if none is similar.
     """
 
     def __init__(self, name: str, remedy: str, meant: str = "") -> None:
@@ -154,7 +154,7 @@ class UnknownMethod(ValueError):
 
 
 def unknown_method(name: str) -> UnknownMethod:
-    """Return the error for an unknown method name; it suggests a known method, or a class of a file, that was meant."""
+    """Return the error for an unknown method name, which suggests a similar method or a class in the named file."""
     folded = re.sub(r"[- ]", "_", name.partition(":")[0].lower())
     close = difflib.get_close_matches(folded, [*EVERY_METHOD, *CONFIGURATIONS, *plugins()], n=1)
     meant = _class_in_file(name) or (close[0] if close else "")
@@ -163,9 +163,9 @@ def unknown_method(name: str) -> UnknownMethod:
 
 
 def _class_in_file(name: str) -> str:
-    """Return the `module:Class` in the current folder that `mine`, `mine.py`, `mine.Norms` or `mine:norms` means.
+    """Return the `module:Class` that an inexact name such as `mine`, `mine.py`, `mine.Norms` or `mine:norms` means.
 
-    It is "" if the file does not exist or does not define a method.
+    The file (mine.py) is searched in the current folder. The result is "" if it is missing or defines no method.
     """
     parts = re.fullmatch(r"(?:\./)?(\w+)(?:\.py)?(?:[:.](\w*))?", name)
     file = Path(f"{parts[1]}.py") if parts else Path()
@@ -177,7 +177,10 @@ def _class_in_file(name: str) -> str:
 
 
 def _is_former(name: str) -> bool:
-    """Return whether a name is the `module:Class` of a built-in method before 0.3, and not a module of the user."""
+    """Return whether `name` is the `module:Class` that a built-in method had before version 0.3 (`methods.x:Y`).
+
+    It is false if the user has a module `methods`.
+    """
     if f"ctvr.{name}" not in EVERY_METHOD.values():
         return False
     theirs = find_in_method_folders("methods") or importlib.util.find_spec("methods")
@@ -190,7 +193,7 @@ _trusted: set[str] = set()
 
 
 class UntrustedClass(ValueError):
-    """A class `place` (module:Class) of foreign code that neither the user nor an entry point has named."""
+    """Error for a foreign class `place` (module:Class) that neither the user's command nor an entry point names."""
 
     def __init__(self, place: str) -> None:
         call = f"ctvr.methods.trust([{place!r}])"
@@ -199,14 +202,17 @@ class UntrustedClass(ValueError):
 
 
 def named_classes(words: Iterable[object]) -> list[str]:
-    """Return every `module:Class` in words such as `a:B`, `--space=method.base=a:B,c:D` or `["a:B"]`."""
+    """Return every `module:Class` in a user's arguments, such as `a:B`, `--space=method.base=a:B,c:D` or `["a:B"]`."""
     values = (_NAMES.sub("", str(word), count=1) for word in words)
     pieces = (piece for value in values for piece in re.split(r"[\s,\[\](){}'\"]+", value))
     return list(dict.fromkeys(piece for piece in pieces if _CLASS.fullmatch(piece)))
 
 
 def trust(words: Iterable[object]) -> None:
-    """Allow `find_method` to load the classes that the user's words name; a row `method:preset` is not a class."""
+    """Allow `find_method` to load the classes named in `words`, the user's arguments.
+
+    A table row `method:preset` is not a class.
+    """
     found = named_classes(words)
     known = {*EVERY_METHOD, *CONFIGURATIONS, *plugins()} if found else set()
     _trusted.update(word for word in found if is_place(word) or word.partition(":")[0] not in known)
@@ -218,16 +224,16 @@ def trusted() -> tuple[str, ...]:
 
 
 def is_place(word: str) -> bool:
-    """Return whether a word is `module:Class` and not `method:preset`: only classes have a capital letter."""
+    """Return whether `word` is `module:Class`, not `method:preset`: its module has a dot, or its class a capital."""
     module, _, cls = word.partition(":")
     return bool(cls) and ("." in module or cls[0].isupper())
 
 
 def find_method(name: str) -> type[Method]:
-    """Load the class of a method, or of the method that a configuration names.
+    """Load and return the class of a method; for a named configuration, the class of the method that it configures.
 
-    A class that is neither built in nor an installed entry point is loaded only if `trust` has allowed it. A stream, a
-    model or a record from elsewhere may name any module, and an import runs the module's code.
+    A class that is neither built in nor an installed entry point is loaded only if `trust` has allowed it. The reason:
+    a downloaded stream, model or record may name any module, and an import runs the module's code.
 
     Args:
         name: a key of EVERY_METHOD or CONFIGURATIONS, an entry point `ctvr.methods`, or `package.module:Class`.
@@ -250,23 +256,23 @@ def find_method(name: str) -> type[Method]:
 
 
 def _list_values(cls: type[Method]) -> list[object]:
-    """List the values in which a class may name other classes: defaults and presets of its settings, and controls."""
+    """List all values that may name other classes: defaults and preset values of the class's settings, and controls."""
     defaults = [field.default for field in dataclasses.fields(cls.Config)]
     return [*defaults, *(value for preset in cls.PRESETS.values() for value in preset.values()), *cls.controls]
 
 
 class _MethodFolders:
-    """Import finder for modules that the user has named and for modules that these import.
+    """Import finder for the user's modules, for the modules that they import, and for their search spaces.
 
-    It also finds the search space `<module>_space` of a named module. If an installed module probes for an optional
-    package, a file of that name in the current folder is not found.
+    The search space of `<module>` is `<module>_space`. Imports by installed modules are not served: if one of them
+    probes for an optional package, a file of that name in the current folder is not found.
     """
 
     def __init__(self) -> None:
         self.own: set[str] = set()  # top-level names of the user's modules
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Find a top-level module of the user; None for all others."""
+        """Return the spec of a top-level module of the user; None for any other module."""
         asked = {name, name.removesuffix("_space"), _importer()}
         if path is not None or name in sys.stdlib_module_names or not self.own & asked:
             return None
@@ -287,13 +293,13 @@ def _importer() -> str:
 
 
 def find_in_method_folders(name: str) -> ModuleSpec | None:
-    """Find a top-level module in the current folder, or in the folders that a Ray driver has named."""
+    """Return the spec of a top-level module in the current folder or in the Ray driver's folders; None if missing."""
     folders = [os.path.abspath(os.curdir), *filter(None, os.environ.get(METHOD_FOLDERS, "").split(os.pathsep))]
     return PathFinder.find_spec(name, folders)
 
 
 def _look_in_method_folders(module: str) -> None:
-    """Search the user's folders for a module that the user has named, if it is not installed."""
+    """Let Python import `module`, which the user has named, from the user's folders if it is not installed."""
     top = module.partition(".")[0]
     if top in sys.modules or importlib.util.find_spec(top) is not None:
         return
@@ -305,10 +311,10 @@ def _look_in_method_folders(module: str) -> None:
 
 
 def import_foreign(name: str, module: str) -> ModuleType:
-    """Import a module of another package or of the user, in which `name` is defined.
+    """Import and return a module of another package or of the user.
 
     Raises:
-        ValueError: if it cannot be imported; the message begins with `name`.
+        ValueError: if the import fails; the message begins with `name`, the method or object that the user asked for.
     """
     try:
         return importlib.import_module(module)
@@ -329,7 +335,7 @@ def import_foreign(name: str, module: str) -> ModuleType:
 
 
 def _load_foreign(name: str, module: str, cls: str) -> type[Method]:
-    """Load a class from another package or from a file of the user."""
+    """Return class `cls` of a foreign `module`; raise ValueError, beginning with `name`, if it is not a method."""
     from ctvr.methods.base import Method
 
     found = getattr(import_foreign(name, module), cls, None)

@@ -1,8 +1,8 @@
 """Bottleneck adapters on frozen CLIP: the baseline "Adapter" of TempMe (arXiv:2409.01156, table 2), after
 Houlsby et al., arXiv:1902.00751.
 
-The paper does not print the configuration. One adapter with biases and bottleneck 8 in every block of both towers has
-the printed 0.26 M parameters. Its position and activation are our choice (after the MLP, GELU):
+The paper does not print the configuration. One adapter per block of both towers, with biases and bottleneck 8, gives
+the printed 0.26 M parameters. We chose its position (after the MLP) and its activation (GELU):
 
     h = MLP(LN2 x);   x = x + h + W_up GELU(W_down h + b_down) + b_up,   W_up and b_up start at zero
 """
@@ -37,7 +37,7 @@ class AdapterConfig(AdaptedConfig):
 
 
 class Bottleneck(nn.Module):
-    """x (..., D) -> W_up GELU(W_down x + b_down) + b_up; W_up and b_up start at zero."""
+    """Bottleneck MLP: x (..., D) -> W_up GELU(W_down x + b_down) + b_up, where W_up and b_up start at zero."""
 
     def __init__(self, width: int, bottleneck: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Bottleneck(nn.Module):
 
 
 class Bottlenecks(Adaptation):
-    """One bottleneck in every block of both towers."""
+    """Bottleneck adapters of both towers, one per block."""
 
     def __init__(self, backbone: Clip, bottleneck: int, placement: Placement) -> None:
         super().__init__(backbone)

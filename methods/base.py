@@ -3,22 +3,22 @@
 The loop calls `method.set_pair_source(source)` once. For every task of a stream it then calls::
 
     method.begin_task(task)             # may add parameters; names and shapes depend on task.index only
-    method.prepare_task(task, loader)   # the task's training pairs once, without augmentation
-    for batch in loader:                # as many epochs as the settings say
+    method.prepare_task(task, loader)   # reads the task's training pairs once, without augmentation
+    for batch in loader:                # repeated for `optim.epochs` epochs
         method.set_position(position)
         sum(method.losses(batch).values()).backward()
         method.before_step();  optimizer.step();  method.after_step()
-    method.end_task(task, loader)       # the task's training pairs once more, without augmentation
-    gallery = method.encode_video(...)  # of the task's searched videos; stored from now on
+    method.end_task(task, loader)       # reads the task's training pairs once more, without augmentation
+    gallery = method.encode_video(...)  # features of the task's searched videos, which are then stored
     method.on_gallery_stored(task, gallery)
     method.score(method.encode_text(queries), gallery)
 
 To resume a run, the loop repeats `begin_task` and `on_gallery_stored` for the finished tasks and loads the last
-checkpoint. Everything that later tasks need is therefore a parameter or a buffer. Objects that `begin_task` creates
-again (a teacher, a momentum encoder) need not be in the state.
+checkpoint. Everything that later tasks need must therefore be a parameter or a buffer. Objects that `begin_task`
+creates again (a teacher, a momentum encoder) need not be in the state.
 
-Epochs run in training mode, all other calls and commits in evaluation mode. A method that is evaluated with other
-weights than it trains, such as an average, exchanges both in `train(mode)` and keeps both in its state.
+Epochs run in training mode, all other calls and commits in evaluation mode. If a method is evaluated with an average
+of its trained weights, it exchanges the two sets of weights in `train(mode)` and keeps both sets in its state.
 
 A method defines the members of `Method`. The optional members are in `Hooks` (hooks.py), and the types of arguments are
 in data.py.
@@ -51,12 +51,12 @@ from ctvr.methods.recipes import Tuned as Tuned
 
 
 class Method(Hooks):
-    """A retriever, built as `Class(config, backbone)`, or a strategy, built as `Class(config, base)`.
+    """Base class of retrievers, built as `Class(config, backbone)`, and of strategies, built as `Class(config, base)`.
 
     A strategy sets `wraps = True` and has a setting `base`, the name of the retriever that it wraps; a retriever does
-    not depend on its strategy. Both keep their settings as `self.config`. A method of another package may subclass a
-    method of this package and inherits every member that it does not define. Methods of this package do not subclass
-    each other.
+    not depend on its strategy. Retrievers and strategies store their settings as `self.config`. A method of another
+    package may subclass a method of this package and inherits every member that it does not define. Methods of this
+    package do not subclass each other.
     """
 
     Config: ClassVar[type]  # a frozen dataclass; every field is a setting
@@ -71,7 +71,7 @@ class Method(Hooks):
     EPOCH_STATE: ClassVar[tuple[str, ...]] = ()
 
     def begin_task(self, task: Task) -> None:
-        """Prepare for `task`. No other member may add or remove parameters."""
+        """Prepare the method for `task`; no other member may add or remove parameters."""
 
     @neutral
     def param_groups(self) -> list[ParamGroup]:
@@ -79,7 +79,7 @@ class Method(Hooks):
         return []
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        """Encode videos as they are stored: frames (B, T, 3, H, W) -> features (B, ...)."""
+        """Encode videos into the features that are stored: frames (B, T, 3, H, W) -> (B, ...)."""
         raise NotImplementedError(f"{type(self).__name__} must define encode_video(frames).")
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
@@ -87,13 +87,13 @@ class Method(Hooks):
 
         Args:
             tokens: captions, with zeros after the end-of-text token.
-            task: index of the task whose stored videos are searched; None while the current task is trained.
-                Ignored unless `Capabilities.task_conditioned_text`.
+            task: index of the task whose stored videos are searched; None while the current task is trained. The
+                method may ignore it unless it declares `Capabilities.task_conditioned_text`.
         """
         raise NotImplementedError(f"{type(self).__name__} must define encode_text(tokens, task).")
 
     def scale(self) -> Tensor:
-        """Return exp(logit_scale) = 1 / temperature of the contrastive loss, a scalar; by default the value of CLIP."""
+        """Return 1 / temperature of the contrastive loss, a scalar; the default is CLIP's exp(logit_scale)."""
         clip: Any = getattr(self, "backbone", None)
         if clip is None:
             raise NotImplementedError(f"{type(self).__name__} must define scale(), or keep CLIP as self.backbone.")
@@ -102,9 +102,10 @@ class Method(Hooks):
 
     @neutral
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Return named, weighted scalars; the loop minimizes their sum and logs each as `train/loss/NAME`.
+        """Return the weighted terms of the loss, name -> scalar; the loop minimizes their sum.
 
-        Without gradients the call must not change the method: the loop only measures the loss.
+        The loop logs a term as `train/loss/NAME`. A call without gradients, which only measures the loss, must not
+        change the method.
         """
         return {"contrastive": self.info_nce(batch)}
 
@@ -112,7 +113,7 @@ class Method(Hooks):
 
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:
-        """Return the properties of the method under these settings; a strategy omits those of the wrapped retriever."""
+        """Return the method's properties under these settings; for a strategy, without those of its retriever."""
         return Capabilities()
 
     wraps: ClassVar[bool] = False  # whether it is a strategy; read before the settings
@@ -122,7 +123,7 @@ class Method(Hooks):
 
     @classmethod
     def check_base(cls, config: Any, base: type[Method], base_config: Any) -> None:
-        """Refuse a retriever that the strategy cannot wrap under these settings, before anything is built.
+        """Check, before anything is built, that the strategy can wrap this retriever under these settings.
 
         Args:
             config: settings of the strategy.
@@ -135,7 +136,7 @@ class Method(Hooks):
 
     @cached_property
     def declared(self) -> Capabilities:
-        """Return `capabilities` of this instance, combined with those of the wrapped retriever.
+        """Properties of this instance, by `capabilities`; for a strategy, combined with those of its retriever.
 
         Raises:
             ValueError: if `capabilities` needs the settings and the instance does not keep them as `self.config`.

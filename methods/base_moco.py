@@ -1,8 +1,9 @@
 """Base-MoCo: cross-modal momentum contrast, fine-tuned on one task after the other.
 
-The lower bound of BMU-MoCo (Gao et al., NeurIPS 2022), section 3.3 "Cross-Modal MoCo", and the base of all
-its competitors. Per step: q, k -> loss (eq. 10-11) -> optimizer -> theta_m (eq. 8) -> enqueue k.
-Negatives come only from the queue. In the first step the queue is empty, so the loss is 0.
+Section 3.3, "Cross-Modal MoCo", of BMU-MoCo (Gao et al., NeurIPS 2022). It is the paper's lower bound and the base of
+all its competitors. A step computes queries q and keys k, then the loss (eq. 10-11), updates theta by the optimizer and
+theta_m by eq. 8, and appends k to the queue. All negatives are from the queue. It is empty at first, so the first loss
+is 0.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class BaseMoCoConfig(MomentumConfig):
 
 
 class BaseMoCo(MomentumRetriever):
-    """CLIP trained against a queue of keys, without protection against forgetting."""
+    """CLIP, contrasted with a queue of keys by momentum encoders, without protection against forgetting."""
 
     Config = BaseMoCoConfig
     PRESETS = {"paper": PAPER, "paper-text": {**PAPER, "method.text_pool": "avg"}, "shapes": SHAPES}

@@ -1,9 +1,9 @@
-"""BMU-MoCo-ensemble: averages the encoders with their momentum encoders once, after each task (a control).
+"""BMU-MoCo-ensemble: averages encoders and momentum encoders once per task, at its end (a control of BMU-MoCo).
 
 Gao et al., NeurIPS 2022, section 4.4 and table 3: "adding the parameters of the momentum encoders at the
-end of each task". The paper does not give a formula. Here it is a weighted mean of theta (encoders), theta_m and
-theta~_m (local and global momentum encoders), with equal weights by default. Within a task, eq. 12 and 13 are not
-applied; the loss is eq. 16-18, and the momentum updates are eq. 8 and 14.
+end of each task". The paper does not give a formula. Here the result is a weighted mean, with equal weights by default,
+of three sets of weights: theta (encoders), theta_m (local momentum encoders) and theta~_m (global momentum encoders).
+Within a task, eq. 12 and 13 are not applied; the loss is eq. 16-18, and the momentum updates are eq. 8 and 14.
 The row printed in table 3 equals row 3 of table 2 in every digit, so it may not be a separate measurement.
 With `evaluation.select=best`, epochs are compared before the weights are averaged.
 """
@@ -46,7 +46,7 @@ class BMUEnsembleConfig(MomentumConfig):
 
 
 class BMUEnsemble(MomentumRetriever):
-    """Momentum retriever whose encoders are averaged with both pairs of momentum encoders at the end of a task."""
+    """Momentum retriever that averages encoders, local and global momentum encoders at the end of a task."""
 
     Config = BMUEnsembleConfig
     PRESETS = {"paper": PAPER, "paper-text": {**PAPER, "method.text_pool": "avg"}, "shapes": SHAPES}
@@ -68,7 +68,7 @@ class BMUEnsemble(MomentumRetriever):
         self.enqueue()
 
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
-        """Set theta <- w_0 theta + w_1 theta_m + w_2 theta~_m, before any video of this task is encoded."""
+        """Set theta <- w_0 theta + w_1 theta_m + w_2 theta~_m, before the videos of this task are encoded."""
         if not self._has_started:
             return
         first, second, third = self.config.ensemble_weights

@@ -1,9 +1,10 @@
 """BMU-MoCo-fixed: momentum encoders that do not change within a task (a control of BMU-MoCo).
 
-Gao et al., NeurIPS 2022, section 4.4 and table 3. theta_m keeps the weights at the end of the previous task, and eq. 8
-is not applied. So eq. 12 pulls theta toward theta_m in every step, like weight decay toward the old weights. If every
-step adds the same g, |theta - theta_m| remains below m_hat / (1 - m_hat) |g|. Only the local momentum encoders compute
-keys. Until `method_start_task` the model is Base-MoCo, as its row in table 3 implies.
+Gao et al., NeurIPS 2022, section 4.4 and table 3. theta are the encoders, theta_m the local momentum encoders. theta_m
+keeps the weights at the end of the previous task: eq. 8 is not applied. So eq. 12 pulls theta toward theta_m in every
+step, like weight decay toward the old weights. If every step adds the same vector g to theta, |theta - theta_m| remains
+below m_hat / (1 - m_hat) |g|. Only the local momentum encoders compute keys. Before the task `method_start_task` the
+model is Base-MoCo, as its row in table 3 implies.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ctvr.methods.layers.replay.momentum import ema_update, reverse_ema_update
 
 @dataclass(frozen=True, kw_only=True)
 class BMUFixedConfig(ReviewConfig):
-    """Settings of BMU-MoCo-fixed, with ranges in search_spaces/. `m` acts only before `method_start_task`."""
+    """Settings of BMU-MoCo-fixed, with ranges in search_spaces/. `m` applies only before task `method_start_task`."""
 
 
 class BMUFixed(MomentumRetriever):

@@ -1,7 +1,7 @@
 """BMU-MoCo: bidirectional momentum update with local and global momentum encoders.
 
 Gao et al., "BMU-MoCo: Bidirectional Momentum Update for Continual Video-Language Modeling", NeurIPS
-2022, section 3.3. One step:
+2022, section 3.3. theta are the encoders, theta_m the local and theta~_m the global momentum encoders. One step:
 
     1  q from theta, k from theta_m, k~ from theta~_m                       eq. 7, 9, 15
     2  L = L_V2T + L_T2V, two positives in one sum                          eq. 16-18
@@ -12,12 +12,13 @@ Gao et al., "BMU-MoCo: Bidirectional Momentum Update for Continual Video-Languag
     7  theta~_m <- m theta~_m + (1 - m) theta                               eq. 14
     8  enqueue k and k~
 
-theta_m is initialized from theta at every task; theta~_m is initialized once and carried over. The paper calls
-4 and 6 "simultaneous" without an order; `order` selects one of the three readings.
-Table 2 is this class with `bmu`, `use_local` and `use_global`. Preset `local` is "BMU-MoCo (local)" of table 1, which
-needs only the memory of Base-MoCo. With a constant gradient, its weights move m_hat (1 - m) / (1 - m m_hat) times as
-fast as in plain training (0.4975 times with m = m_hat = 0.99). All rows of the tables share their first task, so until
-`method_start_task` the model is Base-MoCo (theta~_m and its queue are still updated).
+theta_m is initialized from theta at every task; theta~_m is initialized once and kept for all tasks. The paper calls
+lines 4 and 6 "simultaneous" without an order; the setting `order` selects one of three interpretations.
+The settings `bmu`, `use_local` and `use_global` give the rows of table 2. Preset `local` is "BMU-MoCo (local)" of
+table 1, which needs only the memory of Base-MoCo. With a constant gradient, its weights move
+m_hat (1 - m) / (1 - m m_hat) times as fast as in plain training (0.4975 times with m = m_hat = 0.99). All rows of the
+tables share their first task. So before task `method_start_task` the model is Base-MoCo; theta~_m and its queue are
+still updated.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _row(bmu: bool, local: bool, global_: bool) -> Override:
 
 
 class BMUMoCo(MomentumRetriever):
-    """Momentum retriever whose momentum encoders also update the encoders, from task `method_start_task` on."""
+    """Momentum retriever: from task `method_start_task` on, momentum encoders also update the trained encoders."""
 
     Config = BMUMoCoConfig
     PRESETS = {

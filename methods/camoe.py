@@ -7,11 +7,11 @@ arXiv:2109.04290. Equation numbers are the paper's. All of CLIP is fine-tuned wi
     s_F, s_E, s_A   caption, its nouns, its verbs, by one text tower (layers/language/sentences.py)   (eq. 1)
     L = sum over the three of v2t + t2v, by cross-entropy or Dual Softmax (layers/losses/dual_softmax.py) (eqs. 11-18)
 
-A caption without nouns (verbs) is omitted in the matching of nouns (verbs). The search uses only v_F and s_F, because
-the fusion row of table 7 equals the full model, so only training needs the tagger. The authors published code of the
-Dual Softmax only. Batch size, epochs, temperature and widths of the experts are not printed (`unpublished` in the
-config). The paper uses a trained tagger; this code uses rules (layers/language/tagger.py states their accuracy). CAMoE
-is not a continual method; on a stream it is fine-tuned on one task after the other.
+F is the fusion, E the entity (nouns), A the action (verbs) expert. A caption without nouns is left out of the matching
+of nouns, likewise for verbs. The search uses only v_F and s_F, because the fusion row of table 7 equals the full model.
+So only training needs a tagger. The paper's is trained; ours has rules (layers/language/tagger.py, with its accuracy).
+The authors published only the Dual Softmax's code. Batch size, epochs, temperature and widths of the experts are not
+printed (`unpublished` in the config). The method is not continual; on a stream it is fine-tuned task by task.
 
 Shapes: B pairs, T frames, L tokens, d joint embedding, E = 3 experts.
 """
@@ -109,14 +109,14 @@ ORIGINAL: dict[str, Any] = {"data.num_frames": 16, "optim.weight_decay": 0.0}
 
 
 class FrameMean(nn.Module):
-    """Eq. 2 as printed, a sum: (B, T, d) -> (B, d)."""
+    """Aggregation of frames by eq. 2, a sum as printed: (B, T, d) -> (B, d)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return frame_sum(x)
 
 
 class SqueezeExcitation(nn.Module):
-    """Eqs. 3-4: (B, T, d) -> (B, d). The weight of a frame, in (0, 1), depends on the means of all frames."""
+    """Aggregation of frames by eqs. 3-4, (B, T, d) -> (B, d): a sum, weighted by `scores` in (0, 1)."""
 
     def __init__(self, num_frames: int, reduction: int) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class SqueezeExcitation(nn.Module):
         self.ffn = nn.Sequential(nn.Linear(num_frames, hidden), nn.ReLU(), nn.Linear(hidden, num_frames))
 
     def scores(self, x: Tensor) -> Tensor:
-        """Compute scores (B, T) of frames (B, T, d). AV of eq. 3 is read as the mean over d, one value per frame."""
+        """Compute scores (B, T) of frames (B, T, d). We interpret AV of eq. 3 as each frame's mean over d."""
         means = F.pad(x.mean(dim=-1), (0, self.num_frames - x.shape[1]))  # missing frames are zero
         return self.ffn(means).sigmoid()[:, : x.shape[1]]
 
@@ -134,9 +134,9 @@ class SqueezeExcitation(nn.Module):
 
 
 class FrameAttention(nn.Module):
-    """Eqs. 5-6: single-head attention among frames with positions, then the mean over frames: (B, T, d) -> (B, d).
+    """Aggregation of frames by eqs. 5-6, (B, T, d) -> (B, d): one attention head among frames with positions.
 
-    The mean is our choice, since eq. 6 ends with one feature for each frame.
+    Eq. 6 ends with one feature for each frame; we chose their mean.
     """
 
     def __init__(self, width: int, num_frames: int) -> None:
@@ -151,7 +151,7 @@ class FrameAttention(nn.Module):
 
 
 class Gate(nn.Module):
-    """Eq. 10: weights (B, E) of the experts, which sum to 1. W_p starts at zero (our choice), for equal weights."""
+    """Gate of eq. 10: (B, T, d) -> weights (B, E) of the experts, which sum to 1; W_p starts at zero (our choice)."""
 
     used: Tensor | None = None  # (B, E) weights for the last training videos
 
@@ -169,7 +169,7 @@ class Gate(nn.Module):
 
 
 class CAMoE(Method):
-    """CLIP with fusion, entity and action experts on its frames."""
+    """CLIP with three experts (fusion, entity, action) that aggregate the features of frames."""
 
     Config = CAMoEConfig
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
@@ -238,7 +238,7 @@ class CAMoE(Method):
     # ------------------------------------------------------------------------------------------ video
 
     def views(self, frames: Tensor) -> dict[str, Tensor]:
-        """Compute v_F, v_E and v_A (B, d), not normalized, of frames (B, T, 3, H, W); eqs. 7-9.
+        """Compute v_F, v_E and v_A (B, d) of eqs. 7-9, not normalized, from frames (B, T, 3, H, W).
 
         Raises:
             ValueError: if videos have more frames than `num_frames`.
@@ -252,13 +252,13 @@ class CAMoE(Method):
         return self.mix(x, {name: expert(x) for name, expert in self.experts.items()})
 
     def _frames(self, frames: Tensor) -> Tensor:
-        """Compute frame features (B, T, d)."""
+        """Compute frame features (B, T, 3, H, W) -> (B, T, d), not normalized."""
         return self.backbone.vision(frames).float()
 
     def mix(self, x: Tensor, experts: dict[str, Tensor]) -> dict[str, Tensor]:
         """Compute v_F, v_E and v_A (B, d) from frame features x (B, T, d) and the experts' e_F, e_E and e_A (B, d).
 
-        With a gate, v is the weighted sum of all experts; otherwise it is the expert's own e.
+        A matching with a gate gets the weighted sum of all e, a matching without a gate the e of its expert.
         """
         stacked = torch.stack([experts[name] for name in STREAMS], dim=1)  # (B, E, d)
         gated = {name: (gate(x)[..., None] * stacked).sum(dim=1) for name, gate in self.gates.items()}
@@ -286,7 +286,7 @@ class CAMoE(Method):
         return SeparableEncoders(self, ("_frames", "_sentences", "_parts"))
 
     def texts(self, tokens: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Compute unit features s_k (B, d), eq. 1, and a mask (B,), bool on the CPU, of captions that have part k."""
+        """Return for each part k its unit features s_k (B, d), eq. 1, and which captions have it, (B,) CPU bool."""
         whole = self._sentences(tokens)
         everyone = torch.ones(len(tokens), dtype=torch.bool, device="cpu")
         if self.config.tasks == "sentence":
@@ -304,7 +304,7 @@ class CAMoE(Method):
     # ------------------------------------------------------------------------------------------- loss
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Return one loss, a scalar, for each matching; eq. 13 is their sum."""
+        """Return a scalar loss for each of the three matchings; eq. 13 is their sum."""
         views, texts = self.views(batch.frames), self.texts(batch.tokens)
         videos = gather(batch.video_ids)
         self._share = world_size() / len(videos)  # weight of a row in a mean over workers with different row counts
@@ -325,7 +325,7 @@ class CAMoE(Method):
         return contrastive(logits, config.reduction, same) if len(logits) else logits.sum()
 
     def batch_metrics(self) -> dict[str, float | Tensor]:
-        """Report the mean weight of each expert over the last batch (fig. 7), for each matching that has a gate."""
+        """Return the mean weight of each expert over the last batch (fig. 7), for each matching that has a gate."""
         found: dict[str, float | Tensor] = {}
         for stream, gate in self.gates.items():
             used, name = getattr(gate, "used", None), "gate" if stream == "sentence" else f"gate_{stream}"

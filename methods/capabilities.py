@@ -1,4 +1,4 @@
-"""Properties of a method that follow from its settings, before anything is built."""
+"""Capabilities: properties of a method that follow from its settings, and are known before it is built."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 class Capabilities:
     """Properties of a method, from `Method.capabilities(config)`; the defaults suit a retriever without special needs.
 
-    A run reads them before its first task. They must not depend on a setting that matters in later tasks only, so that
-    trials that differ in this setting train the first task once.
+    A run reads them before its first task. They must not depend on a setting that only later tasks read, because trials
+    that differ only in such a setting share their first task.
     """
 
     # Backbone and frames
@@ -54,9 +54,9 @@ class Capabilities:
     score_caveat: str = ""  # why `score` is not a final similarity, and the remedy; empty if it is
 
     def wrapping(self, base: Capabilities) -> Capabilities:
-        """Combine the properties of a strategy with those of the retriever that it wraps.
+        """Return the properties of a strategy, combined with those of the retriever `base` that it wraps.
 
-        If all tasks are trained together, a batch without pairs of a task does not give gradients to its parameters.
+        In joint training, a batch without pairs of a task does not give gradients to the parameters of that task.
         """
         is_joint = self.trains_on == "seen" and base.task_conditioned_text
         return replace(
@@ -84,24 +84,24 @@ class Capabilities:
 
 
 def neutral(function: _Function) -> _Function:
-    """Mark a hook as having no effect: a default, or one that only calls the same hook of the wrapped retriever."""
+    """Mark a hook that does nothing of its own: a default, or a call of the same hook of the wrapped retriever."""
     function.is_neutral = True  # type: ignore[attr-defined]
     return function
 
 
 def is_overridden(cls: type, *names: str) -> bool:
-    """Return whether a class replaces one of these hooks by one that is not `neutral`."""
+    """Return whether a class overrides at least one of the named hooks by a function that is not `neutral`."""
     return not all(getattr(getattr(cls, name), "is_neutral", False) for name in names)
 
 
 def overrides(method: Any, name: str) -> bool:
-    """Return whether a method, or a retriever that it wraps, replaces a hook by one that is not `neutral`."""
+    """Return whether a method, or the retriever that it wraps, overrides hook `name` by one that is not `neutral`."""
     inner = getattr(method, "base", None) if type(method).wraps else None
     return is_overridden(type(method), name) or (inner is not None and overrides(inner, name))
 
 
 def capabilities_of(cls: Any, config: Any, base: Capabilities | None = None) -> Capabilities:
-    """Return the properties of a method under its settings; each None is replaced according to the overridden hooks.
+    """Return the properties of a method under its settings; a None is replaced by a value that the hooks imply.
 
     Args:
         cls: subclass of `Method`, a retriever or a strategy.

@@ -9,17 +9,17 @@ pooled features v of videos and c of captions, h the projector and * the model b
     after a task:  W <- W + merge (alpha / r) B A                     eq. 2, and new adapters for the next task
 
 Neither the authors' code nor the paper's text was available. Equations and recipe are those of two re-implementations,
-KoyoImai/C-CLIP and ryder2003/C-CLIP_DynamicRank, and of summaries. Our interpretation where they differ or are silent:
+KoyoImai/C-CLIP and ryder2003/C-CLIP_DynamicRank, and of summaries. Where these differ or are silent, our choices are:
 
 - Eq. 5 stacks images and captions as rows (three of five sources). `rows="joined"` concatenates their features instead.
-- The projector is two layers without batch normalization, whose statistics would differ between workers.
-- The token embedding is trained, since the paper's table 6 prints 29.1 M trained parameters, and adapters and embedding
-  have 29.2 M. It is exempt from weight decay, which would also change the embeddings of words that a task lacks.
-- An evaluation before the end of a task (`evaluation.select=best`) applies the adapters at the strength of the merge,
-  as in the model that is stored.
+- The projector has two layers and no batch normalization, because its statistics would differ between workers.
+- The token embedding is trained: adapters and embedding have 29.2 M parameters, and the paper's table 6 prints 29.1 M.
+  It is exempt from weight decay, which would also change the embeddings of words that do not occur in a task.
+- Before the end of a task, an evaluation (`evaluation.select=best`) multiplies the adapters by `merge`, as in the
+  merged model that is stored.
 
-The paper encodes all images again after each task. Here stored features of videos are kept, and h need not be the
-identity, so only small steps and the half merge keep captions close to old videos.
+The paper encodes all images again after each task. Here the stored features of videos are kept. The loss does not keep
+captions close to old videos, because h need not be the identity; only small steps and the half merge do.
 
 Shapes: B pairs, T frames, L text length, d joint embedding.
 """
@@ -137,7 +137,7 @@ class CCLIPConfig(ScaleConfig):
 def consolidation(
     new: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor], temperature: float, rows: Rows = "stacked"
 ) -> Tensor:
-    """Compute L_CKC, eq. 5, a scalar: symmetric InfoNCE in which row i of the new features matches row i of the old.
+    """Compute L_CKC, eq. 5, a scalar: symmetric InfoNCE in which row i of `new` matches row i of `old`.
 
     Args:
         new: h(v) and h(c), (B, d) each, not normalized.
@@ -151,7 +151,7 @@ def consolidation(
 
 
 class CCLIP(Method):
-    """CLIP that learns each task with adapters, which are then merged into its weights by the factor `merge`."""
+    """CLIP that learns each task with adapters; after the task, `merge` times the adapters is added to its weights."""
 
     Config = CCLIPConfig
     ON_FEATURES = {"method.lr": 3e-3, "method.lr_text": 3e-3}
@@ -181,7 +181,7 @@ class CCLIP(Method):
     # --------------------------------------------------------------------------------------- tasks
 
     def begin_task(self, task: Task) -> None:
-        """Start new adapters; the teacher is a copy of CLIP's towers after the last merge."""
+        """Add new adapters, and copy CLIP's towers after the last merge as the teacher."""
         for tower in (self.vision, self.text):
             tower.reset()
         # A joint training starts from CLIP again, so it lacks a previous model
@@ -190,7 +190,7 @@ class CCLIP(Method):
 
     @torch.no_grad()
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
-        """Merge the adapters into CLIP's weights, eq. 2."""
+        """Add `merge` times the adapters to CLIP's weights, eq. 2."""
         for own, tower in ((self.vision, self.backbone.vision), (self.text, self.backbone.text)):
             own.merge_into(tower, self.config.merge)
             for block in own.adapters():
@@ -217,11 +217,11 @@ class CCLIP(Method):
     # ------------------------------------------------------------------------------------ encoding
 
     def _seams(self, adapters: TowerLoRA) -> Seams:
-        """Build hooks (seams) that apply the adapters: in full while training, otherwise by the factor `merge`."""
+        """Return hooks (seams) that apply the adapters with factor 1 in training, and with factor `merge` otherwise."""
         return adapters.seams(1.0 if self.training else self.config.merge)
 
     def pooled_video(self, frames: Tensor) -> Tensor:
-        """Compute means of frame features, (B, T, 3, H, W) -> (B, d), not normalized."""
+        """Compute the mean of each video's frame features, (B, T, 3, H, W) -> (B, d), not normalized."""
         return _mean(self.backbone, frames, self._seams(self.vision))
 
     def pooled_text(self, tokens: Tensor) -> Tensor:
@@ -252,7 +252,7 @@ class CCLIP(Method):
         return terms
 
     def _encode_by_teacher(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
-        """Compute v* and c* of the global batch, without a graph; None in the first task."""
+        """Compute v* and c* of the global batch, without gradients; None in the first task."""
         if self.teacher is None:
             return None
         clip: Clip = self.teacher.module

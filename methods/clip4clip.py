@@ -2,11 +2,11 @@
 
 Luo et al., "CLIP4Clip: An Empirical Study of CLIP for End to End Video Clip Retrieval",
 arXiv:2104.08860, sections 3.2 (similarity headers) and 3.3 (loss). With mean pooling it is the plain sequential
-baseline of CTVR (arXiv:2503.10111). CTVR averages frames without normalizing each, and uses a small batch. CTVR does
-not publish the learning rate; 1e-6 is the default of its released configuration.
+baseline of CTVR (arXiv:2503.10111). CTVR averages frame features that are not normalized, and uses a small batch. CTVR
+does not publish the learning rate; 1e-6 is the default of its released configuration.
 
-The header tightTransf is omitted. It scores every pair by a transformer, so features of videos cannot be stored and
-searched.
+The header tightTransf is omitted. It scores every pair of caption and video by a transformer, so videos do not have
+features that can be stored and searched.
 """
 
 from __future__ import annotations

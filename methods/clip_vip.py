@@ -10,8 +10,8 @@ Its weights after pre-training on HD-VILA are not used, so the paper's results c
     a patch attends to the globals and to the patches of its own frame
     v = the class token after the last block
 
-Both released codes draw proxies from N(0, 1), with about 28 times the norm of CLIP's class token, and CTVR lacks the
-post-pre-training that would correct it. With `proxy_init=copy_cls` the model starts close to CLIP.
+Both released codes draw proxies from N(0, 1), so a proxy has about 28 times the norm of CLIP's class token. CTVR omits
+the pre-training on HD-VILA that would correct it. With `proxy_init=copy_cls` the model starts close to CLIP.
 
 Shapes: B videos, T frames, N patches of a frame, G globals (1 + P), D width, H heads, d joint embedding.
 """
@@ -114,8 +114,8 @@ class CLIPViPConfig(ScaleConfig):
 def between(size: int, num_frames: int, device: torch.device) -> Tensor:
     """Return the matrix (T, S) that interpolates S time embeddings linearly to T frames, as `F.interpolate` does.
 
-    A matrix product is used because the backward pass of `F.interpolate` adds in a varying order on CUDA. The ends are
-    not aligned: frame t has position (t + 1/2) S / T - 1/2, and a position outside takes the nearest embedding.
+    A matrix product is used because the backward pass of `F.interpolate` on CUDA is not deterministic. Ends are not
+    aligned: frame t has position (t + 1/2) S / T - 1/2, and a position outside [0, S - 1] takes the nearest embedding.
 
     Args:
         size: S.
@@ -127,7 +127,7 @@ def between(size: int, num_frames: int, device: torch.device) -> Tensor:
 
 
 class VideoProxies(nn.Module):
-    """Proxies and time embeddings, which turn an image tower into a video tower."""
+    """Trained proxies and time embeddings, with the forward pass that encodes videos by an image tower."""
 
     def __init__(self, tower: VisionTower, config: CLIPViPConfig) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class VideoProxies(nn.Module):
         return tower.read(x[:, 0])
 
     def _embed(self, tower: Any, frames: Tensor) -> Tensor:
-        """Return tokens (B, G + T*N, D) of videos after `ln_pre`: globals first, then frame after frame."""
+        """Return tokens (B, G + T*N, D) of videos after `ln_pre`: globals, then the patches of each frame in turn."""
         batch, num_frames = frames.shape[:2]
         patches = tower.conv1(frames.flatten(0, 1)).flatten(2).mT  # (B*T, N, D)
         place = tower.positional_embedding.to(patches.dtype)
@@ -168,11 +168,11 @@ class VideoProxies(nn.Module):
         return tower.ln_pre(torch.cat([whole.expand(batch, -1, -1), patches.flatten(1, 2)], dim=1))
 
     def block(self, block: Any, num_frames: int, x: Tensor, state: TokenState) -> Tensor:
-        """Pass videos (B, G + T*N, D) through one of CLIP's blocks, with the attention of the module docstring."""
+        """Apply one of CLIP's blocks to videos (B, G + T*N, D), with the attention that the module's text defines."""
         return block_of_video(block, 1 + len(self.proxies), num_frames, x, state)
 
     def attend(self, attention: Attention, y: Tensor, num_frames: int, state: TokenState) -> Tensor:
-        """Attend among tokens (B, G + T*N, D) -> same shape: one softmax for globals and one for patches."""
+        """Compute attention among tokens y (B, G + T*N, D), same shape: one softmax for globals, one for patches."""
         return attend(attention, y, 1 + len(self.proxies), num_frames, state)
 
 

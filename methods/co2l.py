@@ -1,15 +1,15 @@
-"""Co2L: uses pairs of earlier tasks as negatives, and distills the relations between pairs.
+"""Co2L: uses stored pairs of earlier tasks as negatives, and distills the relations between pairs.
 
 Cha et al., "Co2L: Contrastive Continual Learning", arXiv:2106.14413, sections 4.1 (asymmetric loss) and 4.2
 (instance-wise relation distillation), over any retriever; methods/co2l_moco.py is the variant compared in BMU-MoCo's
-paper. With B pairs of the batch and M of the memory, S the retriever's similarity, s its factor:
+paper. The batch has B pairs and the memory M. S is the retriever's similarity and s = 1 / temperature its factor:
 
     L_asym = (L_t2v + L_v2t) / 2 of the B pairs, where every caption is also pushed away from the M videos and every
              video from the M captions; memory pairs are never anchors
     L = L_asym + weight L_IRD (methods/layers/losses/distillation.py) of S over all B + M pairs, student and teacher
 
-Difference: any retriever keeps its own loss, `contrastive`. L_asym is this loss plus the term `negatives`, which adds
-the M negatives to a symmetric contrastive loss:
+Difference: any retriever keeps its own loss, the term `contrastive`. Co2L adds the term `negatives`, which adds the M
+negatives to a symmetric contrastive loss. For captions q and videos v, i and j in the batch, m in the memory, it is
 
     (mean_i log(1 + sum_m e^(s S(q_i, v_m)) / sum_j e^(s S(q_i, v_j))) + the same of videos) / 2
 
@@ -89,14 +89,14 @@ class Co2LConfig(RelationConfig, ReplayConfig):
 
 
 class Features(NamedTuple):
-    """Features (B, ...) of the captions and of the videos of a group of pairs, gathered from all workers."""
+    """Features (B, ...) of a group of pairs, one tensor for captions and one for videos, gathered from all workers."""
 
     texts: Tensor
     videos: Tensor
 
 
 class Co2L(ReplayStrategy):
-    """Strategy that contrasts the batch with memory pairs, and distills the relations among all pairs."""
+    """Strategy that contrasts the batch with memory pairs, and distills the similarities among all pairs."""
 
     Config = Co2LConfig
     PRESETS = {
@@ -144,7 +144,7 @@ class Co2L(ReplayStrategy):
     def negatives(self, anchors: Features, memory: Features, same: Tensor) -> Tensor:
         """Compute the term, a scalar, that memory pairs (M, ...) add to the contrastive loss of the batch (B, ...).
 
-        `same` (B, M), bool, marks two pairs of the same video, which are not negatives of each other.
+        `same` (B, M), bool, is true where both pairs have the same video; these are not negatives of each other.
         """
         with torch.autocast(anchors.videos.device.type, enabled=False):
             scale = self.base.scale().float()
@@ -154,7 +154,7 @@ class Co2L(ReplayStrategy):
             return (_compute_addition(own, of_texts) + _compute_addition(own.mT, of_videos)) / 2
 
     def relations(self, student: Sequence[Features], teacher: Sequence[Features]) -> Tensor:
-        """Compute L_IRD over all groups of pairs, a scalar."""
+        """Compute L_IRD, a scalar, over all groups of pairs, from features by the student and by the teacher."""
         assert self.teacher is not None
         with torch.autocast(student[0].videos.device.type, enabled=False):
             if self.config.ird == "intra":
@@ -166,12 +166,12 @@ class Co2L(ReplayStrategy):
 
 
 def _compute_addition(own: Tensor, others: Tensor) -> Tensor:
-    """Compute mean_i log(1 + sum_m e^others_im / sum_j e^own_ij) of similarities (B, B) and (B, M), both scaled."""
+    """Compute mean_i log(1 + sum_m e^others_im / sum_j e^own_ij); `own` (B, B), `others` (B, M) are scaled."""
     return (torch.cat([own, others], dim=1).logsumexp(dim=1) - own.logsumexp(dim=1)).mean()
 
 
 def _similarity(method: Method, asking: Features, asked: Features) -> Tensor:
-    """Compute the similarities S (Q, V) of captions and videos.
+    """Compute the similarities S (Q, V) between the captions of `asking` and the videos of `asked`.
 
     Raises:
         ValueError: if the retriever returns several scores for each pair.
@@ -186,12 +186,12 @@ def _similarity(method: Method, asking: Features, asked: Features) -> Tensor:
 
 
 def _all_similarities(method: Method, groups: Sequence[Features]) -> Tensor:
-    """Compute S (G, G) of all captions and all videos. Groups may differ in the number of words."""
+    """Compute S (G, G) between all captions and videos of the groups, which may differ in the number of words."""
     return torch.cat([torch.cat([_similarity(method, a, b) for b in groups], dim=1) for a in groups])
 
 
 def _vectors(groups: Sequence[Features]) -> list[Tensor]:
-    """Return unit vectors (G, d) of all captions and all videos; several words or frames are averaged."""
+    """Return two tensors (G, d) of unit vectors, of captions and of videos; words or frames are averaged."""
     return [
         torch.cat([l2_normalize(x if x.ndim == 2 else x.float().mean(dim=1)) for x in modality])
         for modality in zip(*groups, strict=True)

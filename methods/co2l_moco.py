@@ -2,7 +2,8 @@
 
 Cha et al., "Co2L: Contrastive Continual Learning", arXiv:2106.14413, sections 4.1 (asymmetric loss) and
 4.2 (instance-wise relation distillation), as a competitor of BMU-MoCo (NeurIPS 2022, table 1, "Co2L"),
-which does not give a formula for two modalities. Our port, over B pairs of the batch and memory pairs, G in all:
+which does not give a formula for two modalities. Our port has B pairs of the batch, and G pairs with those of the
+memory. q^V and q^T are the features of their videos and captions:
 
     L_asym: the momentum-contrast loss of the B pairs alone; keys of memory pairs are negatives, never anchors
     L = L_asym + weight L_IRD (methods/layers/losses/distillation.py) of S = q^V q^T' (G, G), student and teacher
@@ -40,7 +41,7 @@ class Co2LMoCoConfig(RelationConfig, ReplayConfig):
 
 
 class Co2LMoCo(ReplayStrategy):
-    """Strategy for a momentum retriever: contrasts the batch with memory pairs, and distills relations among pairs."""
+    """Strategy for a momentum retriever that contrasts the batch with memory pairs, and distills their similarities."""
 
     Config = Co2LMoCoConfig
     PRESETS = {"paper": {**PAPER, "method.buffer_size": 10_000}, "shapes": SHAPES_WRAPPED}
@@ -69,7 +70,7 @@ class Co2LMoCo(ReplayStrategy):
         return terms
 
     def relations(self, student: Pair, teacher: Pair) -> Tensor:
-        """Compute L_IRD, a scalar, of features (G, d) of student and teacher."""
+        """Compute L_IRD, a scalar, from features (G, d) by the student and by the teacher."""
         with torch.autocast(student.video.device.type, enabled=False):
             if self.config.ird == "intra":
                 return kept_within(student, teacher, self.config)

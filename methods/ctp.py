@@ -1,9 +1,10 @@
-"""CTP: a contrastive loss against a momentum model, and preservation of the topology of a batch.
+"""CTP: a contrastive loss against a momentum model, and distillation of the similarities within a batch.
 
 Zhu et al., "CTP: Towards Vision-Language Continual Pretraining via Compatible Momentum Contrast and Topology
 Preservation", ICCV 2023, arXiv:2308.07146, as in its code (KevinLight831/CTP@7baab57), for any retriever with one
-vector for each item. With unit features v, c of the trained model, v', c' of the momentum model and v*, c* of the
-model before the task, K' the queues of earlier v', c', and D(a -> b) = mean_rows KL(softmax a || softmax b):
+vector for each item. v and c are unit features of videos and captions by the trained model (theta), v' and c' by the
+momentum model (theta'), v* and c* by the model before the task (theta*). K' are the queues of earlier v' and c', and
+D(a -> b) = mean_rows KL(softmax a || softmax b):
 
     L = L_retriever + momentum_weight L_CMC + cross_weight L_x + same_weight L_s       L_x, L_s from the second task on
     L_CMC = mean of InfoNCE(c [v'; K'_v]^T / T) and InfoNCE(v [c'; K'_c]^T / T)
@@ -13,11 +14,11 @@ model before the task, K' the queues of earlier v', c', and D(a -> b) = mean_row
 
 Differences: the released model also predicts masked words, which a dual encoder cannot. The loss of the retriever keeps
 its own temperature; the release has 0.07 in every term. The release updates theta' inside the forward pass, before its
-use, so that evaluating the loss changes it, too; here theta' is updated after the step.
+use, so even an evaluation of the loss changes theta'; here theta' is updated after the step.
 
 theta' is a moving average of the mean of the previous and the current model. L_x and L_s do not change if the features
-of both towers are rotated together, so they do not keep an index of stored videos valid. L_CMC opposes a rotation
-slightly, because v', c' and the queues do not rotate with v and c.
+of both towers are rotated together, so they do not keep an index of stored videos valid. L_CMC slightly opposes a
+rotation of v and c, because v', c' and the queues do not rotate with them.
 
 Shapes: B pairs of all workers, K keys in a queue, d joint embedding.
 """
@@ -106,9 +107,9 @@ class CTPConfig:
 
 
 def momentum_contrast(new: Pair, keys: Pair, queued: Pair, temperature: float) -> Tensor:
-    """Compute L_CMC, a scalar: features (B, d) against keys (B, d) and queue (K, d) of the other modality.
+    """Compute L_CMC, a scalar: `new` features (B, d) against `keys` (B, d) and `queued` keys (K, d).
 
-    Key i is the positive of feature i.
+    Features are compared with keys of the other modality; key i is the positive of feature i.
     """
     target = torch.arange(len(new.video), device=new.video.device)
 
@@ -119,13 +120,13 @@ def momentum_contrast(new: Pair, keys: Pair, queued: Pair, temperature: float) -
 
 
 def cross_topology(new: Pair, old: Pair, temperature: float) -> Tensor:
-    """Compute L_x, a scalar, over rows and columns of the similarities (B, B) between the modalities."""
+    """Compute L_x, a scalar, over rows and columns of the similarities (B, B) of captions and videos."""
     now, before = (x.text @ x.video.mT / temperature for x in (new, old))
     return symmetric_distillation(now, before, 1.0) / 2
 
 
 def same_topology(new: Pair, old: Pair, temperature: float) -> Tensor:
-    """Compute L_s, a scalar, over the similarities (B, B) within each modality, without the diagonals."""
+    """Compute L_s, a scalar, over the similarities (B, B) among videos and among captions, without the diagonals."""
     itself = torch.eye(len(new.video), dtype=torch.bool, device=new.video.device)
 
     def logits(x: Tensor) -> Tensor:
@@ -138,16 +139,16 @@ def same_topology(new: Pair, old: Pair, temperature: float) -> Tensor:
 
 @torch.no_grad()
 def follow(momentum: Iterable[Tensor], present: Iterable[Tensor], former: Iterable[Tensor], m: float) -> None:
-    """Set theta' <- m theta' + (1 - m) (theta + theta*) / 2 in place.
+    """Set theta' <- m theta' + (1 - m) (theta + theta*) / 2 in place, by the order of the arguments.
 
-    If all three are equal, theta' remains bit-identical.
+    If theta', theta and theta* are equal, theta' remains bit-identical.
     """
     for kept, now, old in zip(momentum, present, former, strict=True):
         kept.lerp_(torch.lerp(old, now, 0.5), 1 - m)
 
 
 class CTP(Strategy):
-    """Strategy that contrasts a retriever with its momentum model, and preserves the topology of previous features."""
+    """Strategy that contrasts a retriever with its momentum model, and distills the previous model's similarities."""
 
     Config = CTPConfig
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
@@ -208,7 +209,7 @@ class CTP(Strategy):
         return terms
 
     def _keys(self, batch: Batch) -> Pair | None:
-        """Compute v' and c' of the global batch; in a training step they are enqueued afterwards."""
+        """Compute v' and c' of the global batch, which `after_step` adds to the queues; None if L_CMC is off."""
         if self.momentum is None:
             return None
         video, text = self.momentum("encode_video", batch.frames), self.momentum("encode_text", batch.tokens)

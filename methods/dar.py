@@ -1,25 +1,26 @@
 """DAR: a set of low-rank adapters for each task on frozen CLIP; prototypes select a set, or mix the best two.
 
 Dobrzeniecka et al., "Beyond Classification: Dynamic Adapter Routing for Continual Multimodal Retrieval",
-arXiv:2605.31229, sections 3 to 6 and its appendices; the announced code was not found. With unit features z of the
-frozen backbone, prototypes p of each task (unit means of its training videos, and of its captions) and the set A_t:
+arXiv:2605.31229, sections 3 to 6 and its appendices; the announced code was not found. z is a unit feature of the
+frozen backbone. A task t has a set of adapters A_t and two prototypes p_t: the unit means of the features of its
+training videos and of its captions. S_(1) and S_(2) are the two largest of all S_t:
 
     S_t = z . p_t,   M = S_(1) - S_(2),  the margin of the best task                       eq. 4
     M >= margin: A of the best task;  M < margin: w_1 A_(1) + w_2 A_(2),  w = softmax(S / tau)     eq. 5
     L = InfoNCE of the current task's pairs, encoded with its own set, at CLIP's temperature
 
-The paper routes a pair: S_t is the mean of the similarities of its image and of its caption. So the route of a query
-depends on its answer, which a search does not have. Here a caption is routed by the prototypes of captions, and a video
-by the prototypes of videos. In the paper's table 6 this costs 4 points in text-to-image retrieval.
+The paper routes a pair: S_t is the mean of two similarities, one of its image and one of its caption. So the adapters
+of a query depend on its answer, which is unknown in a search. Here a caption is routed by the prototypes of captions,
+and a video by those of videos. In the paper's table 6 this costs 4 points in text-to-image retrieval.
 
 Our interpretation:
 - `route="block"` encodes a caption once for each task whose videos it searches, with the set of that task, so features
   of learned tasks never change. `route="query"` routes each caption once; the preset `paper` uses it.
 - The paper does not give tau. Its reported rows merge sets by CoreSpace; here sets are merged by the weighted sum of
   eq. 5, which is 0.6 points worse in table 8.
-- If the prototype of a task is close to the prototype of an earlier task, the paper trains the earlier set further; the
-  threshold is not given. With `reuse_above`, the new set starts as a copy of the earlier set, if the features of the
-  first batch are close enough. The earlier set is kept, so that its stored videos remain valid.
+- If the prototypes of a new and an earlier task are close, the paper trains the earlier set further; it does not give
+  the threshold. With `reuse_above`, the new set starts as a copy of the earlier set if the features of the first batch
+  are close enough. The earlier set does not change, so the stored features of its videos remain valid.
 
 Shapes: B pairs, T frames, L text length, n items, t tasks, d joint embedding.
 """
@@ -107,7 +108,7 @@ class DARConfig:
 
 
 def mixture(scores: Tensor, margin: float, tau: float) -> Tensor:
-    """Compute weights (n, t) of tasks from their scores (n, t), eq. 4 and 5.
+    """Compute the weights (n, t) of the tasks' adapter sets from the scores S_t (n, t), eq. 4 and 5.
 
     A row has one weight of 1, or two that sum to 1 if the best two scores are closer than `margin`. The score of a task
     without a prototype is -inf.
@@ -181,7 +182,7 @@ class DAR(Method):
         return self._video(frames, self._route(0, lambda: self._frozen_videos(frames)))
 
     def encode_video_for_task(self, frames: Tensor, task: int) -> Tensor:
-        """Encode videos with the set of their `task` or, with route=query, with sets that their features select."""
+        """Encode videos with the set of their `task`; with route=query, with the sets that their features select."""
         return self.encode_video(frames) if self.config.route == "query" else self._video(frames, task)
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
@@ -193,7 +194,7 @@ class DAR(Method):
         return mean_pool(self.backbone.vision(frames, self._seams("vision", route)))
 
     def _seams(self, tower: Tower, route: int | Tensor) -> list[BlockSeams] | None:
-        """Build hooks (seams) that apply one set or, given weights (n, t), all sets with a weight above 0 in a row.
+        """Return hooks (seams) that apply the set of a task or, given weights (n, t), the weighted sum of sets.
 
         A task without a set gets the newest one. The result is None before the first task.
         """
@@ -210,13 +211,13 @@ class DAR(Method):
     # ------------------------------------------------------------------------------------- routing
 
     def _route(self, kind: int, features: Callable[[], Tensor]) -> int | Tensor:
-        """Return the current task's index, or weights (n, t) of tasks for n items; training uses the current set."""
+        """Return the index of the current task or, with route=query after training, weights (n, t) for n items."""
         if self.config.route == "block" or self.training or not self.sets:
             return len(self.sets) - 1
         return mixture(self._scores(kind, features()), self.config.margin, self.config.tau)
 
     def _scores(self, kind: int, features: Tensor) -> Tensor:
-        """Compute similarities (n, t) of frozen features (n, d) to prototypes of videos (kind 0) or captions (1)."""
+        """Compute similarities (n, t) of frozen features (n, d) to prototypes: videos (kind 0) or captions (kind 1)."""
         prototypes = self.prototypes[kind, : len(self.sets)]
         return (features @ prototypes.mT).masked_fill(~prototypes.any(dim=1), -torch.inf)
 
@@ -237,7 +238,7 @@ class DAR(Method):
 
     @torch.no_grad()
     def _start_from_similar(self, batch: Batch) -> None:
-        """Copy the set of the most similar earlier task into the current set, if the similarity is high enough."""
+        """Copy the set of the most similar earlier task into the current one if the similarity is > `reuse_above`."""
         self._is_fresh = False
         videos, texts = gather(self._frozen_videos(batch.frames)), gather(self._frozen_texts(batch.tokens))
         own = [l2_normalize(features.mean(dim=0, keepdim=True)) for features in (videos, texts)]

@@ -1,6 +1,6 @@
-"""Data that the training loop and a method exchange.
+"""Data types that the training loop and a method exchange.
 
-Shapes: B pairs, T frames, L text length, A ids of an answer, R pairs read again.
+Shapes: B pairs, T frames, L text length, A token ids of an answer, R pairs read again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Task:
-    """A task of the stream, or a chunk if task boundaries are hidden; a method gets only these fields."""
+    """Description of a task for a method; if task boundaries are hidden, of a chunk of the stream."""
 
     index: int  # 0-based
     name: str
@@ -49,21 +49,21 @@ class Position:
 
 
 class PairSource(Protocol):
-    """Reader of training pairs of any task, so that a replay buffer stores ids of pairs instead of frames."""
+    """Interface that reads training pairs of any task by id, so that a replay buffer need not store frames."""
 
     def pairs(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return frames (R, T, 3, H, W) and tokens (R, L) of the pairs with these `Batch.pair_ids`.
+        """Return frames (R, T, 3, H, W) and tokens (R, L) of the pairs whose `Batch.pair_ids` are `numbers`.
 
-        Frames are not augmented, and bit-identical to the frames that `end_task` received.
+        Frames are not augmented. They are bit-identical to the frames that `end_task` received.
         """
         ...
 
 
 @dataclass(frozen=True)
 class SeparableEncoders:
-    """Functions of `owner` whose output row i depends only on row i of their input.
+    """Names of the functions of `owner` whose output row i depends only on row i of their input.
 
-    Features of a caption may have more padding in a batch with longer captions.
+    As an exception, features of a caption may have more padding in a batch with longer captions.
     """
 
     owner: nn.Module
@@ -83,9 +83,9 @@ class _Group(TypedDict):
 
 
 class ParamGroup(_Group, total=False):
-    """Parameters that share a learning rate `lr`, which `optim.lr_scale` multiplies.
+    """Parameters with a shared learning rate `lr`, which the loop multiplies by `optim.lr_scale`.
 
-    `decay`, if present, replaces `optim.decay_parameters` for the group; if it is None, weight decay is not applied.
+    `decay`, if present, replaces `optim.decay_parameters` for the group; None means that no weight decay is applied.
     """
 
     decay: Decay | None

@@ -1,15 +1,15 @@
 """Dark experience replay: keeps features of memory pairs close to the features stored at the end of their task.
 
 Buzzega et al., "Dark Experience for General Continual Learning", arXiv:2004.07211, eq. 5-6, over any
-retriever; preset `bmu-moco` is BMU-MoCo's competitor "DER". z^V and z^T are the features of a pair's video and caption
-at the end of its task:
+retriever; preset `bmu-moco` is BMU-MoCo's competitor "DER". v and q are the current features of a pair's video and
+caption, z^V and z^T those at the end of its task:
 
     L = L_retriever(batch) + alpha / 2 mean_i (|v_i - z_i^V|^2 + |q_i - z_i^T|^2)   over memory pairs i
 
-`target=similarities` instead keeps S(q, v) among the memory pairs of a step. The retrieval loss is not computed on
-memory pairs. Differences: DER writes its memory during training; here pairs enter the reservoir when their task ends.
-DER's code takes the mean over the dimensions of an output, and this file half of their sum. So a published alpha equals
-alpha d / 2 here, with d the width of a feature: 0.3 there is 0.0012 here with d = 512.
+`target=similarities` instead keeps the similarities S(q, v) among the memory pairs of a step. The retrieval loss is not
+computed on memory pairs. Differences: DER writes its memory during training; here pairs enter the reservoir when their
+task ends. DER's code takes the mean of the squared differences over the d dimensions of an output, this file half of
+their sum. So a published alpha is d / 2 times the alpha here: 0.3 there is 0.0012 here with d = 512.
 
 DER keeps videos of earlier tasks, which the protocol of CTVR (arXiv:2503.10111) forbids. Tables therefore compare
 methods with such a memory only with each other (`keeps_videos`).
@@ -99,7 +99,10 @@ class DER(ReplayStrategy):
         return terms
 
     def distil(self, rows: Tensor) -> Tensor:
-        """Compute the distance, a scalar, of the memory pairs at `rows` from their stored features or similarities."""
+        """Compute how far the features (or similarities) of memory pairs are from the stored ones, a scalar loss.
+
+        `rows` are the indices of the pairs in the memory.
+        """
         pairs = self.memory.batch(rows)
         video, text = self.base.encode_video(pairs.frames).float(), self._texts(pairs)
         kept_video, kept_text = self.memory.features(rows)
@@ -112,7 +115,7 @@ class DER(ReplayStrategy):
             return far.mean() / 2
 
     def _texts(self, batch: Batch) -> Tensor:
-        """Encode each caption for its own task. Word features (B, N, d) are zero-padded to the context length."""
+        """Encode each caption for the task of its pair; word features (B, N, d) are padded to the context length."""
         texts = self.base.encode_own_captions(batch).float()
         missing = backbone_of(self.base).text.context_length - texts.shape[1] if texts.ndim == 3 else 0
         return F.pad(texts, (0, 0, 0, missing)) if missing else texts

@@ -9,14 +9,15 @@ Yang et al., "DGL: Dynamic Global-Local Prompt Tuning for Text-Video Retrieval",
     caption  = [start, P prefix, words, padding, P postfix] with the prompts of block k; words keep their positions
     S = q v^T;  loss = InfoNCE of S exp(logit_scale), mean of both directions, logit_scale frozen
 
-Source of the prompts (`prompts`): `linear` learns local prompts p_k, which are equal in all frames, and text prompts
-are A p_k + a and B p_k + b. `transformer` learns 2P + P T vectors for each layer, which one transformer block mixes,
-layer by layer. An MLP maps the first 2P to text prompts, and the others are the local prompts of exactly T frames.
+The setting `prompts` selects the source of the prompts. `linear` learns local prompts p_k, which are equal in all
+frames; prefix prompts are A p_k + a, postfix prompts B p_k + b. `transformer` learns 2P + P T vectors for each layer,
+which one transformer block mixes within the layer. An MLP maps the first 2P of them to text prompts, and the others are
+the local prompts of exactly T frames.
 
-Postfix prompts follow the end-of-text token, which is read, and attention is causal, so they do not have an effect. A
-and B of `linear` are the larger part of its 827,392 weights, and B (393,728) always has gradient 0, as in the release.
+Postfix prompts do not have an effect: they follow the end-of-text token, which is read, and attention is causal. A and
+B of `linear` are the larger part of its 827,392 weights, and B (393,728) always has gradient 0, as in the release.
 Differences: keys and values are projected once. The release projects them for each frame and again for the global
-prompts, which explains the 67.4 GFLOPs in TempMe; the features are equal. Every worker gets the loss's whole gradient.
+prompts, with equal features; this explains the 67.4 GFLOPs in TempMe. Every worker gets the whole gradient of the loss.
 
 Shapes: B videos or captions, T frames, K blocks, G = P prompts, N tokens of a frame, D and E widths of the towers.
 """
@@ -125,7 +126,7 @@ class DGLConfig:
 
 
 class LinearPrompts(nn.Module):
-    """Local prompts of every layer, equal in all frames, and two linear maps from them to text prompts."""
+    """Learned local prompts of every layer, equal in all frames, with two linear maps that compute text prompts."""
 
     def __init__(self, backbone: Clip, count: int, bound: float) -> None:
         super().__init__()
@@ -139,7 +140,7 @@ class LinearPrompts(nn.Module):
 
 
 class UnifiedPrompts(nn.Module):
-    """Vectors of every layer, which one transformer block mixes: 2P for a caption, then P for each frame."""
+    """Learned vectors of every layer, 2P for a caption, then P for each frame; one transformer block mixes them."""
 
     def __init__(self, backbone: Clip, count: int, num_frames: int) -> None:
         super().__init__()
@@ -161,7 +162,7 @@ class UnifiedPrompts(nn.Module):
 def around_words(prompts: Tensor) -> BlockSeams:
     """Return hooks (seams) of one block that insert prompts (2P, E) before it and remove them after it.
 
-    The prefix follows the start of a caption, the postfix its padding.
+    The first P are inserted after the start-of-text token, the other P after the padding.
     """
     count = len(prompts) // 2
 
@@ -218,7 +219,7 @@ class DGL(Method):
             self.source = UnifiedPrompts(backbone, config.num_prompts, config.num_frames)
 
     def begin_task(self, task: Task) -> None:
-        """Keep the prompts of earlier tasks and continue to train them."""
+        """Do nothing, because all tasks train the same prompts."""
 
     def param_groups(self) -> list[ParamGroup]:
         added = [p for name, p in self.named_parameters() if not name.startswith("backbone.")]
@@ -252,7 +253,7 @@ class DGL(Method):
         return torch.cat([x[:, :count], own.flatten(1, 2)], dim=1)
 
     def read(self, tower: VisionTower, globals_: Tensor, classes: Tensor) -> Tensor:
-        """Compute the feature of videos (B, d) from global prompts (B, G, D) and class tokens (B, T, D)."""
+        """Compute features (B, d) of videos from global prompts (B, G, D) and class tokens (B, T, D), by `readout`."""
         chosen = {"global": globals_[:, :1], "globals": globals_, "frames": classes}
         tokens = chosen.get(self.config.readout, torch.cat([globals_, classes], dim=1))
         return tower.read(tokens).mean(dim=1)

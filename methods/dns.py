@@ -1,16 +1,16 @@
-"""DNS: linear heads on frozen towers, whose steps leave the scores of previous pairs unchanged.
+"""DNS: linear heads on frozen towers; gradients are projected so that scores of previous pairs hardly change.
 
 Liu et al., "Continual Multimodal Contrastive Learning", NeurIPS 2025, arXiv:2503.14963, after the authors' code
-Xiaohao-Liu/CMCL@145fda6 (cmcl/dns.py); the text of the paper was not available. Heads z = W x + b of captions and of
-videos. After each task, over all n pairs so far, for a side with inputs x and the other side's outputs z':
+Xiaohao-Liu/CMCL@145fda6 (cmcl/dns.py); the text of the paper was not available. Captions and videos have a head
+z = W x + b each. For a head with inputs x, z' are the outputs of the other head. Over all n pairs so far, after a task:
 
     C = mean x x',  C' = mean z' z''
     P = U U', U the eigenvectors of C with eigenvalues > threshold;  P' likewise of C' with eigenvalues > 0
     before a step:  G <- G - P' G P,  G the gradient of W
 
-so that x' W' z' of previous pairs changes in second order only. The released code weights the second moments of new
-pairs by their number, and does not compute C' of previous tasks again when W changes. This file does the same. Biases
-are not projected.
+so that a step changes the scores x' W' z' of previous pairs in second order only. Like the released code, this file
+weights the second moments of new pairs by their number, and does not compute C' of previous tasks again when W changes.
+Biases are not projected.
 
 Differences: the released loss has one direction, over dot products at temperature 1 (preset `released`). The default
 here is the symmetric loss of cosines. Captions and videos may differ in width, so W of captions starts as the initial
@@ -66,7 +66,7 @@ class DNSConfig:
 
 
 class DNS(Method):
-    """Two linear heads trained in the null space of previous pairs."""
+    """Frozen towers with two linear heads, whose gradients are projected onto the null space of previous pairs."""
 
     Config = DNSConfig
     ON_FEATURES = {"method.lr": 1e-3}
@@ -140,7 +140,7 @@ class DNS(Method):
 
     @torch.no_grad()
     def before_step(self) -> None:
-        """Remove from each weight's gradient the part that changes scores of previous pairs."""
+        """Remove from the gradient of each head's weight the part that changes scores of previous pairs."""
         if self._is_free:
             return
         if not self._used:  # computed in the first step of a task, when a resumed run has loaded its buffers
@@ -154,7 +154,7 @@ class DNS(Method):
 
     @torch.no_grad()
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
-        """Add the second moments of the task's pairs, which every worker receives."""
+        """Add the second moments of the task's pairs to C and C'; every worker receives all pairs."""
         found = [(caption_vectors(self.backbone, batch.tokens), self._video(batch.frames)) for batch in loader]
         if not found:
             return
@@ -170,6 +170,9 @@ class DNS(Method):
 
 
 def project_on(moment: Tensor, threshold: float) -> Tensor:
-    """Return the projection U U' on the directions of a symmetric matrix (d, d) with singular values > `threshold`."""
+    """Return the projection U U' (d, d) onto the singular vectors of `moment` with singular values > `threshold`.
+
+    `moment` (d, d) is symmetric.
+    """
     u, values, _ = svd(moment)
     return (u * (values > threshold)) @ u.mT

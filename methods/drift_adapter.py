@@ -1,9 +1,9 @@
 """Drift-Adapter: a small map from the new to the old model's caption space, fitted after each task.
 
 Vejendla, "Drift-Adapter: A Practical Approach to Near Zero-Downtime Embedding Model Upgrades in Vector Databases",
-EMNLP 2025, arXiv:2509.23471, over any retriever whose caption is one vector. The paper maps between two text models
-once; here each task is such an upgrade, and the maps are chained (methods/families/compensation.py). x and y are unit
-features of a task's training captions by the model after and before the task:
+EMNLP 2025, arXiv:2509.23471, over any retriever that encodes a caption as one vector. The paper maps between two text
+models once. Here a map is fitted after each task, and the maps are chained (methods/families/compensation.py). x and y
+are unit features of a task's training captions by the model after and before the task, X and Y the matrices of these:
 
     procrustes  g(x) = x R,                              R'R = I, of the SVD of X'Y + ridge I
     low_rank    g(x) = x + x U V' + t,                   U, V of `rank` columns
@@ -11,10 +11,11 @@ features of a task's training captions by the model after and before the task:
     diagonal    g(x) * s,                                s by least squares after the fit
     center      g(x - mean X) + mean Y
 
-Low rank and MLP minimize mean |g(x) - y|^2 and start as the identity. Only the paper's abstract was available, and the
-authors' code was not found. Maps, counts and the share of pairs come from an independent reproduction
-(batuhanzorbeyzengin/rebasis), which did not reach the printed recall. We chose optimizer, rate, steps and decay, and
-added the ridge, since a task has fewer captions than a feature has dimensions, and the identity in `low_rank`.
+The last two are options of the first three. Low rank and MLP minimize mean |g(x) - y|^2 and start as the identity. Only
+the paper's abstract was available, and the authors' code was not found. Maps, counts and the share of pairs come from
+an independent reproduction (batuhanzorbeyzengin/rebasis), which did not reach the printed recall. We chose optimizer,
+learning rate, steps and weight decay. We added the identity in `low_rank`, and the ridge, since a task may have fewer
+captions than a feature has dimensions.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ctvr.methods.settings import group, require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class ProcrustesConfig:
-    """Orthogonal map, in closed form."""
+    """Settings of a map g that is orthogonal and fitted in closed form."""
 
     name: Literal["procrustes"] = "procrustes"
     diagonal: bool = setting(False, doc="whether to scale each dimension after the map", later=True)
@@ -60,7 +61,7 @@ class ProcrustesConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DescentConfig:
-    """Map that starts as the identity and is fitted by gradient descent."""
+    """Base class of maps g that start as the identity and are fitted by gradient descent."""
 
     diagonal: bool = setting(True, doc="whether to scale each dimension after the map", later=True)
     lr: float = setting(1e-3, doc="learning rate of the map (our choice)", later=True, part="recipe")
@@ -85,13 +86,13 @@ class DescentConfig:
         return fit_by_gradient(start, self._error, x, y, lr=self.lr, steps=self.steps, decay=self.decay)
 
     def _error(self, w: Weights, x: Tensor, y: Tensor) -> Tensor:
-        """Compute mean |g(x) - y|^2, a scalar."""
+        """Compute mean |g(x) - y|^2, a scalar, for the map g with weights `w`."""
         return (self.apply(w, x) - y).square().sum(dim=-1).mean()
 
 
 @dataclass(frozen=True, kw_only=True)
 class LowRankConfig(DescentConfig):
-    """Low-rank affine map added to the identity."""
+    """Settings of a map g: the identity plus a low-rank affine map."""
 
     name: Literal["low_rank"] = "low_rank"
     rank: int = setting(64, doc="number of columns of U and V, at most the width of a feature", later=True)
@@ -111,7 +112,7 @@ class LowRankConfig(DescentConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class MlpConfig(DescentConfig):
-    """Two matrices with GELU between them, added to the identity."""
+    """Settings of a map g: the identity plus an MLP with one hidden layer and GELU."""
 
     name: Literal["mlp"] = "mlp"
     hidden: int = setting(256, doc="hidden width of the MLP", later=True)
@@ -165,7 +166,7 @@ class DriftAdapterConfig:
 
 
 class Adapter(MapLink):
-    """R maps g with diagonal scales and means; R is above 1 only if captions are encoded by task."""
+    """Link of R maps g with the options `diagonal` and `center`; R > 1 only if captions are encoded for each task."""
 
     scale: Tensor  # (R, d)
     mean_new: Tensor  # (R, d)

@@ -1,9 +1,10 @@
 """Dual Softmax for any retriever: in its loss, in the search, or in both (CAMoE, arXiv:2109.04290, eqs. 15-18).
 
-Table 6 of the paper adds it to CLIP, FROZEN and CLIP4Clip. In the search it revises the complete matrix of
-queries and videos, so other queries affect the ranks of a query. The method is then *transductive*, and its results
-are not comparable with those of other methods. Users of the authors' code report that nearly all of the gain comes from
-the search (starmemda/CAMoE, issues 4 and 7). Each direction is revised by the softmax of the other direction.
+It multiplies the similarities of each search direction by their softmax over the other direction. Table 6 of the paper
+adds it to CLIP, FROZEN and CLIP4Clip. In the search it reads the complete matrix of queries and videos, so other
+queries affect the ranks of a query. The method is then *transductive*, and its results are not comparable with those of
+other methods. Users of the authors' code report that nearly all of the gain comes from the search (starmemda/CAMoE,
+issues 4 and 7).
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class DSL(Strategy):
         return Capabilities(uses_all_parameters=True, is_transductive=config.search, normalizes_scores=config.search)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the retriever's terms, with `contrastive` replaced by eqs. 15-16.
+        """Return the loss terms of the retriever, with `contrastive` replaced by eqs. 15-16.
 
         Raises:
             ValueError: if the retriever lacks a term `contrastive`.

@@ -1,8 +1,9 @@
 """Experience replay: trains on stored pairs of earlier tasks together with pairs of the current task.
 
 Chaudhry et al., "On Tiny Episodic Memories in Continual Learning", arXiv:1902.10486, over any retriever;
-preset `bmu-moco` is BMU-MoCo's competitor "ER-Ring". Without classes, the ring has one partition for
-each task. Every step after the first task draws memory pairs; the retriever's loss covers them and the new pairs.
+preset `bmu-moco` is BMU-MoCo's competitor "ER-Ring". Pairs do not have classes, so the ring buffer has one partition
+for each task. From the second task on, every step samples memory pairs, and the retriever's loss covers them and the
+new pairs.
 
 Experience replay keeps videos of earlier tasks, which the protocol of CTVR (arXiv:2503.10111) forbids. Tables therefore
 compare methods with such a memory only with each other (`keeps_videos`).
@@ -102,7 +103,10 @@ class ERRing(ReplayStrategy):
             return self.base.losses(both)
 
     def _compute_separately(self, batch: Batch, rows: Tensor, sizes: list[int]) -> dict[str, Tensor]:
-        """Return the losses of the batch and of the memory pairs at `rows`, averaged over all pairs."""
+        """Return losses computed apart for the batch and for the memory pairs at `rows`, averaged over all pairs.
+
+        `sizes` are the numbers of memory pairs of the workers.
+        """
         new, old = len(batch.video_ids) * len(sizes), sum(sizes)
         of_step = self.base.losses(batch)
         with uneven_rows(sizes):
@@ -113,10 +117,10 @@ class ERRing(ReplayStrategy):
         return terms
 
     def replayed(self, pairs: int) -> list[int]:
-        """Return the number of memory pairs of each worker, if each has `pairs` new pairs.
+        """Return the number of memory pairs in a step for each worker, if every worker has `pairs` new pairs.
 
-        The sum is the number for one worker that has all new pairs. If `ratio` is above 0, at least one pair is drawn;
-        for separate losses, at least one for each worker.
+        Their sum does not depend on how the new pairs are distributed over workers. If `ratio` is above 0, at least one
+        pair is sampled; with `negatives=separate`, at least one for each worker.
         """
         workers = world_size()
         least = workers if self.config.negatives == "separate" else 1

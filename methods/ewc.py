@@ -8,7 +8,7 @@ retriever, in the form that keeps one Fisher matrix for all tasks (Schwarz et al
 
 theta* are the weights after the previous task. L_match is the cross-entropy of matching a batch's captions and videos
 in both directions. It replaces the papers' log-likelihood of a class: the "classes" of a video are the captions of its
-batch. Only F and theta* are kept of earlier tasks, which take twice the memory of the trained weights.
+batch. Only F and theta* are stored, which together take twice the memory of the trained weights.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class EWCConfig:
 
 
 class EWC(Strategy):
-    """Strategy that pulls each weight of a retriever to its old value, by its importance for earlier tasks."""
+    """Strategy that pulls each weight to its value after the previous task, in proportion to its importance F_i."""
 
     Config = EWCConfig
     # shapes: with optim.lr_scale=50, for the small backbone. R@1 on validation videos of shapes-5, seed 0, is 31.9 with
@@ -100,7 +100,7 @@ class EWC(Strategy):
         return terms
 
     def distance(self) -> Tensor:
-        """Compute sum_i F_i (theta_i - theta*_i)^2 over the trained weights, a scalar."""
+        """Compute sum_i F_i (theta_i - theta*_i)^2, a scalar, over the trained weights."""
         weights = dict(self.base.named_parameters())
         parts = [
             (getattr(self, _fisher(name)) * (weights[name] - getattr(self, _anchor(name))) ** 2).sum()
@@ -109,7 +109,7 @@ class EWC(Strategy):
         return torch.stack(parts).sum()
 
     def _trained(self) -> dict[str, nn.Parameter]:
-        """Return the parameters that the retriever trains in the current task, by name."""
+        """Return a dictionary of the parameters that are trained in the current task, by name."""
         chosen = {id(parameter) for group in self.base.param_groups() for parameter in group["params"]}
         return {name: p for name, p in self.base.named_parameters() if id(p) in chosen}
 

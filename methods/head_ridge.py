@@ -1,16 +1,16 @@
-"""Closed-form heads on frozen towers: ridge regression from captions to their videos, accumulated over tasks.
+"""Closed-form caption head on frozen towers: ridge regression from captions to their videos, accumulated over tasks.
 
-x and y are unit features of the n training captions so far and of their videos. h(x) is relu(x R), or x if `features`
-is 0. H (n, h) and Y (n, d) have rows h(x) and y, minus their means:
+x and y are unit features of the n training captions so far and of their videos. h(x) is relu(x R) with a random matrix
+R, or x if `features` is 0. H (n, h) and Y (n, d) have the rows h(x) and y, minus their means:
 
     W = (H'H + ridge I)^-1 H'Y,     q = unit((h(x) - mean) W)
 
 Y is centered because the mean of all videos does not depend on the query. W follows from sums over pairs, so the order
 of tasks does not change the result and the head does not forget. It is the baseline for heads that are trained task by
 task. Random features are those of RanPAC (McDonnell et al., arXiv:2307.02251, section 3), which regresses to classes;
-here the targets are the stored videos, which do not change.
+here the targets are the features of videos, which do not change.
 
-Shapes: n pairs, B captions, h width of a random or plain feature, d width of a video, d' width of a caption.
+Shapes: n pairs, B captions, h width of h(x), d width of a video, d' width of a caption.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class HeadRidgeConfig:
 
 
 class HeadRidge(Method):
-    """Frozen towers whose captions are mapped by a ridge regression over all pairs so far."""
+    """Frozen towers with a head that maps captions by a ridge regression over all training pairs so far."""
 
     Config = HeadRidgeConfig
     PRESETS = {"ranpac": {"method.features": 2000}}
@@ -81,7 +81,7 @@ class HeadRidge(Method):
 
     @torch.no_grad()
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
-        """Add the pairs of the task, which every worker receives, and solve the regression again."""
+        """Add the pairs of the task to the sums, and solve the regression again; every worker receives all pairs."""
         for batch in loader:
             left = F.pad(self._features(caption_vectors(self.backbone, batch.tokens)).double(), (1, 0), value=1.0)
             self.moments += left.mT @ torch.cat([left, self.encode_video(batch.frames).double()], dim=1)

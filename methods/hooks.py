@@ -1,6 +1,6 @@
 """Optional members of a method, with defaults that suit most methods.
 
-Shapes: B pairs, T frames, L text length, d joint embedding, Q queries, V videos, N answers, A ids of an answer.
+Shapes: B pairs, T frames, L text length, d joint embedding, Q queries, V videos, N answers, A token ids of an answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ctvr.methods.layers.task_captions import by_task
 
 
 class Hooks(nn.Module):
-    """Members that the loop calls, with defaults; a method overrides only those that it needs."""
+    """Base class of `Method` with the optional members that the loop calls; a method overrides those that it needs."""
 
     # Properties of an instance that depend on the backbone or change while a stream is learned
     max_frames: int | None = None  # maximum number of frames of a video; None: any number
@@ -47,20 +47,20 @@ class Hooks(nn.Module):
     def trains_on_searched(cls, config: Any, of_base: bool = False) -> bool:
         """Return whether training reads the features that `on_gallery_stored` receives; tables mark such a method.
 
-        This is not one of the `Capabilities`, which may not read settings of later tasks.
+        This is not a field of `Capabilities`, because those must not depend on settings that only later tasks read.
 
         Args:
             config: settings of the method.
-            of_base: for a strategy, whether the training of the wrapped retriever reads these features.
+            of_base: for a strategy, the result for the wrapped retriever.
         """
         return of_base or is_overridden(cls, "on_gallery_stored")
 
     @classmethod
     def keeps_videos(cls, config: Any, of_base: bool = False) -> bool:
-        """Return whether a later task trains on videos of earlier tasks; tables put such a method into its own block.
+        """Return whether a later task trains on videos of earlier tasks; tables list such methods in a separate block.
 
-        By default, this is true if the method overrides `set_pair_source`. A method that stores frames itself must
-        override this function.
+        The default is true if the method overrides `set_pair_source`. A method that stores frames itself must override
+        this function.
 
         Args:
             config: settings of the method.
@@ -72,40 +72,40 @@ class Hooks(nn.Module):
 
     @neutral
     def set_pair_source(self, source: PairSource) -> None:
-        """Receive the reader of pairs of earlier tasks; a method with replay keeps it, but not in its state."""
+        """Receive the reader of training pairs; a method with replay stores it as an attribute outside its state."""
 
     @neutral
     def prepare_task(self, task: Task, loader: Iterable[Batch]) -> None:
-        """Read the data of `task` before it is trained, after `begin_task` and before `param_groups`.
+        """Read the training data of `task`, after `begin_task` and before `param_groups`.
 
         `loader` yields the batches that `end_task` gets: the task's training pairs once, in order, without
         augmentation. Every worker receives all of them. A resumed run does not repeat the call for finished tasks, so
-        keep the result in buffers, or compute it again from buffers. Do not add parameters here. If their number
-        depends on the data, create the largest number in `begin_task`, mark the parameters to train in a buffer, and
-        return these from `param_groups`.
+        keep the result in buffers, or compute it again from buffers. Do not add parameters here. If the number of
+        parameters depends on the data, create the largest possible number in `begin_task`, record in a buffer which of
+        them are trained, and return only these from `param_groups`.
         """
 
     def set_position(self, position: Position) -> None:
-        """Receive the position in training before the first `losses` of every optimizer step."""
+        """Receive the position of the next optimizer step, before its first call of `losses`."""
 
     @neutral
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
         """Finish `task`. `loader` yields its training pairs once, in order, without augmentation.
 
-        A method without gradients learns in this function (`Capabilities.learns_in_end_task`). Every worker receives
-        all pairs.
+        A method that is not trained by gradients may learn here (`Capabilities.learns_in_end_task`). Every worker
+        receives all pairs.
         """
 
     @neutral
     def on_gallery_stored(self, task: Task, gallery: Tensor) -> None:
-        """Receive the features (V, ...) under which the videos of `task` are stored and searched."""
+        """Receive the stored features (V, ...) of the videos of `task`, in which later queries search."""
 
     @neutral
     def combine_gradients(self, gradients: dict[str, Tensor]) -> Tensor:
-        """Return the gradient of a step, (P,), from the gradient of each term of `losses`; the default is their sum.
+        """Return the gradient of a step, (P,), from the gradients of the terms of `losses`; the default is their sum.
 
         If a method overrides this function, the loop runs one backward pass for each term. A strategy also gets the
-        terms of its retriever. `before_step` is called next.
+        terms of its retriever. The loop then calls `before_step`.
 
         Args:
             gradients: name of a term -> (P,) float32, its gradient with respect to the P trained weights of
@@ -120,9 +120,9 @@ class Hooks(nn.Module):
     ) -> torch.optim.Optimizer | None:
         """Make the optimizer of a task; return None to use the optimizer that `optim.name` selects.
 
-        The `state` of the optimizer may contain tensors and numbers, and is dropped after the task. `optim.lr_scale`,
-        `optim.schedule`, `optim.weight_decay`, `optim.grad_clip` and `optim.accumulation_steps` apply as to other
-        optimizers.
+        The `state` of the optimizer may contain only tensors and numbers; it is dropped after the task.
+        `optim.lr_scale`, `optim.schedule`, `optim.weight_decay`, `optim.grad_clip` and `optim.accumulation_steps` apply
+        as to other optimizers.
 
         Args:
             groups: parameter groups for the constructor of a `torch.optim.Optimizer`. Before every step the loop sets
@@ -134,17 +134,17 @@ class Hooks(nn.Module):
         return None
 
     def before_step(self) -> None:
-        """Read or change the complete gradient before every optimizer step, for example to clip it."""
+        """Read or change the complete gradient of a step before the optimizer uses it, for example to clip it."""
 
     def after_step(self) -> None:
-        """Update state after every optimizer step: moving averages, clamping."""
+        """Update the method after every optimizer step, for example moving averages or clamped weights."""
 
     # ---------------------------------------------------------------- features and scores
 
     def encode_video_for_task(self, frames: Tensor, task: int) -> Tensor:
         """Encode videos (B, T, 3, H, W) of the task with index `task`; the default ignores the task.
 
-        The evaluation calls this function. If videos of earlier tasks are encoded again, a method may use another
+        The evaluation calls this function. A method that encodes videos of earlier tasks again may use a different
         network for each task.
         """
         return self.encode_video(frames)
@@ -154,23 +154,23 @@ class Hooks(nn.Module):
 
         Args:
             batch: pairs of the current task, or of the tasks in `batch.task_ids`.
-            encode: replaces `encode_text`, with the same arguments.
+            encode: function that is called instead of `encode_text`, with the same arguments.
         """
         tasks = batch.task_ids if self.declared.task_conditioned_text else None
         return by_task(encode or self.encode_text, batch.tokens, tasks)
 
     def encode_text_once(self, tokens: Tensor) -> Any:
-        """Encode captions (B, L) for all tasks as input of `move_text`; row i belongs to caption i."""
+        """Encode captions (B, L) once for all tasks; the result is the input of `move_text`, row i for caption i."""
         raise NotImplementedError(f"{type(self).__name__} must define encode_text_once(tokens), or text_passes = 0.")
 
     def move_text(self, features: Any, task: int) -> Tensor:
-        """Return `encode_text(tokens, task)` from the output of `encode_text_once`; the results are bit-identical."""
+        """Return a result bit-identical to `encode_text(tokens, task)`, from `features` by `encode_text_once`."""
         raise NotImplementedError(f"{type(self).__name__} must define move_text(features, task), or text_passes = 0.")
 
     def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
         """Return similarities (Q, V) of caption features and video features; the default is their dot product.
 
-        Each similarity depends on its caption and its video only: the evaluation scores them in blocks.
+        A similarity may depend only on its caption and its video, because the evaluation computes them in blocks.
         """
         return queries @ gallery.mT
 
@@ -185,16 +185,16 @@ class Hooks(nn.Module):
 
     @neutral
     def normalize_scores_v2t(self, scores: Tensor) -> Tensor:
-        """Return final similarities (Q, V) for search by a video; rows are captions, and each column is ranked."""
+        """Return final similarities (Q, V), captions x videos, for searches by a video, which rank each column."""
         return self.normalize_scores(scores)
 
     def rank_answers(self, questions: Tensor, videos: Tensor, answers: Tensor) -> Tensor:
         """Rank answers to questions: return indices (B, k) int64 into `answers`, the likeliest first, k <= N.
 
         Args:
-            questions: (B, L) int64.
-            videos: (B, ...), `encode_video` of each question's video.
-            answers: (N, A) int64, the most frequent training answer first.
+            questions: (B, L) int64 tokens.
+            videos: (B, ...) features, by `encode_video`, of each question's video.
+            answers: (N, A) int64 tokens of the candidates, the most frequent training answer first.
         """
         raise NotImplementedError(f"{type(self).__name__} does not answer questions.")
 
@@ -218,9 +218,9 @@ class Hooks(nn.Module):
 
         Args:
             batch: batch of this worker.
-            reduction: over the pairs.
+            reduction: how the losses of the pairs are combined.
             numbers: (B,) int64, ids of the pairs of all workers; pairs with equal ids are not negatives of each other.
-                If None, all pairs are.
+                If None, all pairs are negatives of each other.
         """
         cls = type(self)
         is_cosine = cls.logits is Hooks.logits and cls.score is Hooks.score
@@ -231,7 +231,7 @@ class Hooks(nn.Module):
             return contrastive_in_blocks(queries.float(), videos.float(), self.scale().float(), reduction, numbers)
 
     def separable_encoders(self) -> SeparableEncoders | str:
-        """Return the functions through which `losses` reads frames and tokens, or the reason why none exist.
+        """Return the functions through which `losses` reads frames and tokens; if none exist, the reason as a string.
 
         The loop uses these functions to encode a large batch in parts.
         """
@@ -246,13 +246,13 @@ class Hooks(nn.Module):
         return {}
 
     def similarities(self) -> dict[str, Tensor]:
-        """Return square matrices of cosines in [-1, 1], by name; they are drawn as heat maps after a stream."""
+        """Return a dictionary of square matrices with cosines in [-1, 1], drawn as heat maps after a stream."""
         return {}
 
     def batch_metrics(self) -> dict[str, float | Tensor]:
-        """Return statistics of the last batch, of which the mean over an epoch is logged as `train/NAME`.
+        """Return statistics of the last batch by name; the mean over an epoch is logged as `train/NAME`.
 
-        The MLflow step is the number of optimizer steps so far. Leave scalars on the device, because the host waits
-        for the device if it reads a scalar in every step.
+        The MLflow step is the number of optimizer steps so far. Leave scalars on the device, because reading a scalar
+        in every step makes the host wait for the device.
         """
         return {}

@@ -1,24 +1,24 @@
 """Lambda-orthogonality: a nearly orthogonal map from the new to the old model's caption space, fitted after each task.
 
-Ricci, Biondi, Pernici, Patras, Del Bimbo, NeurIPS 2025, arXiv:2509.16664, over any retriever whose caption is one
-vector. x and y are unit features of a task's training captions by the model after and before the task. The paper's
-backward map B takes x to the old space. It must adapt to y and yet keep the geometry of the new model:
+Ricci, Biondi, Pernici, Patras, Del Bimbo, NeurIPS 2025, arXiv:2509.16664, over any retriever that encodes a caption as
+one vector. x and y are unit features of a task's training captions by the model after and before the task. The paper's
+backward map B takes x to the old space. It should fit y and nearly keep the geometry of the new model:
 
     strict   B(x) = x exp(P),  P skew
-    relaxed  B(x) = x W + b,   plus sigmoid(sharpness (e - lambda)) e,  e = |W W' - I|_F      (eq. 6)
+    relaxed  B(x) = x W + b,   with the penalty sigmoid(sharpness (e - lambda)) e,  e = |W W' - I|_F      (eq. 6)
     L = distance_weight mean |B(x) - y|^2 + contrastive_weight contr(B(x), y) + the penalty      (eq. 2)
 
 e and lambda are distances that grow with the root of the width d, so the setting is lambda / sqrt(d). The paper's 12 at
-d = 512 is for two models that were trained separately. A task changes one model much less, so 500 steps from W = I end
-far below that lambda, and B is then an unconstrained affine map. `task/orthogonality_gap` and
-`task/orthogonality_penalty` report e and the penalty of each fit, and a table marks a row whose penalty never acted.
+d = 512 is for two models that were trained separately. A task changes one model much less: 500 steps from W = I end far
+below that lambda, and B is then an unconstrained affine map. `task/orthogonality_gap` and
+`task/orthogonality_penalty` report e and the penalty of each fit. Tables mark a row whose penalty never had an effect.
 
-The maps of tasks are chained (methods/families/compensation.py). Only a translation of the paper was
-available, and not the authors' code. The paper trains one upgrade of image models with Adam at 0.001;
-its sharpness (alpha) and weights are not known to us. Its contrastive loss is supervised by classes and also trains a
-forward map F, which rewrites stored features; without labels, the loss of pairs is used here. F is omitted, since a
-stored gallery must not be rewritten here. The order of re-encoding (by the distance to the mean of a class) is omitted,
-too.
+The maps of tasks are chained (methods/families/compensation.py). Only a translation of the paper was available, not the
+authors' code. The paper fits a map once, between two image models, by Adam with learning rate 0.001; its sharpness
+(alpha) and weights are not known to us. Its contrastive loss is supervised by classes, and also trains a forward map F,
+which rewrites stored features. Here captions have no class labels, so the contrastive loss of pairs is used. Two parts
+are omitted: F, because a stored gallery must not be rewritten here, and the order in which the paper encodes items
+again (by the distance to the mean of a class).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ctvr.methods.settings import SettingError, group, require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class BackwardConfig:
-    """Settings of the map B: its loss and its optimization."""
+    """Base class of the settings of a map B: its loss and its optimization."""
 
     distance_weight: float = setting(
         1.0, doc="weight of the squared distance from the old features, eq. 2", unpublished=True, later=True
@@ -81,7 +81,7 @@ class BackwardConfig:
         return fit_by_gradient(start, self.loss, x, y, lr=self.lr, steps=self.steps, decay=0.0)
 
     def loss(self, w: Weights, x: Tensor, y: Tensor) -> Tensor:
-        """Compute L over pairs (n, d), a scalar."""
+        """Compute L, a scalar, of the map with weights `w` over pairs of features x and y, (n, d) each."""
         mapped = self.apply(w, x)
         loss = self.distance_weight * (mapped - y).square().sum(dim=-1).mean()
         if self.contrastive_weight:
@@ -92,7 +92,7 @@ class BackwardConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RelaxedConfig(BackwardConfig):
-    """Affine map with the penalty of eq. 6."""
+    """Settings of the relaxed map, which is affine and has the penalty of eq. 6."""
 
     name: Literal["relaxed"] = "relaxed"
     relative_threshold: float = setting(
@@ -120,7 +120,7 @@ class RelaxedConfig(BackwardConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class StrictConfig(BackwardConfig):
-    """Orthogonal map x exp(P), P skew-symmetric."""
+    """Settings of the strict map x exp(P), which is orthogonal because P is skew-symmetric."""
 
     name: Literal["strict"] = "strict"
 
@@ -151,7 +151,7 @@ class LambdaOrthogonalityConfig:
 
 
 class LambdaOrthogonality(QueryCompensation):
-    """Strategy that maps captions, nearly without distortion, to the space of the model that encoded a video."""
+    """Strategy that maps captions, nearly orthogonally, to the space of the model that encoded the searched videos."""
 
     Config = LambdaOrthogonalityConfig
     PRESETS = {
@@ -167,7 +167,7 @@ class LambdaOrthogonality(QueryCompensation):
         return MapLink(self.config.map, width, rows, self.config.pairs)
 
     def task_metrics(self) -> dict[str, float]:
-        """Report the largest |W W' - I|_F of the task's maps, and the largest penalty of eq. 6."""
+        """Add to the metrics the largest |W W' - I|_F and the largest penalty of eq. 6 among the task's maps."""
         found = super().task_metrics()
         if not self.links or not isinstance(self.config.map, RelaxedConfig):
             return found

@@ -2,15 +2,15 @@
 
     [q; k; v] = W y + b + B A y     in every block of both towers, A (r, D), B (3D, r), which starts at zero
 
-The rest of the retriever is in methods/families/tempme_family.py. With reducer.name=tempme it is the row "TempMe";
-preset `tome` is the row "ToMe": every block merges r patches of each frame, between attention and MLP, by the
-similarity of their keys, and a merged token counts in attention once for each of its patches (Bolya et al.,
-arXiv:2210.09461, section 3). It is TempMe's "+ImgMe" row (table 8). `reducer.name=tome_shared` is ours: it merges the
-same tokens in all frames of a video, so that token i has the same position in all. Preset `evit` is the row "EVIT": in
-blocks 3, 6, 9 of 12 the class token keeps 70 % of the patches and the others are fused (layers/reduction/evit.py).
-Presets `sta`, `diffrate` and `testa` are the rows of these names (sta.py, diffrate.py, testa.py). The paper does not
-print their reduction rates; the defaults reproduce its multiply-adds and, where it prints them, its token counts. The
-0.59 M parameters of TESTA are LoRA on four more attentions, over time, and four gates.
+The rest of the retriever is in methods/families/tempme_family.py. With method.reducer.name=tempme it is the row
+"TempMe". Preset `tome` is the row "ToMe" (Bolya et al., arXiv:2210.09461, section 3), which is also the "+ImgMe" row of
+table 8. Every block merges r patches of each frame, between attention and MLP, by the similarity of their keys; in
+attention a merged token has a weight equal to its number of patches. `tome_shared` is ours: it merges the same tokens
+in all frames of a video, so that token i has the same position in all frames. Preset `evit` is the row "EVIT": blocks
+3, 6 and 9 of 12 keep the 70 % of the patches to which the class token attends most, and fuse the others
+(layers/reduction/evit.py). Presets `sta`, `diffrate` and `testa` are the rows of these names. The paper does not print
+their reduction rates; the defaults reproduce its multiply-adds and, where it prints them, its token counts. The 0.59 M
+parameters of TESTA include LoRA on four additional attentions over time, and four gates.
 """
 
 from __future__ import annotations

@@ -7,10 +7,11 @@ for each batch:
     V~ = lambda V + (1 - lambda) V^M  on pixels,   T~ = lambda T + (1 - lambda) T^M  on token embeddings
     L = L_retriever(V~, T~), without a term for the unmixed batch
 
-A mixed pair has the video id, category and caption length of the pair with the larger share.
+V and T are videos and captions of the batch, V^M and T^M those of the memory. A mixed pair has the video id, category
+and caption length of the pair with the larger share.
 Difference: LUMP writes its memory during training; here pairs enter the reservoir when their task ends, so mixing
 starts with the second task. A mixed caption is encoded for the current task. Retrievers that rewrite captions before
-they read them (methods/lpi, and methods/camoe.py with sentences=rkw) need mix_level=feature.
+they encode them (methods/lpi, and methods/camoe.py with sentences=rkw) need mix_level=feature.
 
 LUMP keeps videos of earlier tasks, which the protocol of CTVR (arXiv:2503.10111) forbids. Tables therefore compare
 methods with such a memory only with each other (`keeps_videos`).
@@ -116,7 +117,7 @@ class LUMP(ReplayStrategy):
         return self.mixed(batch, memory, sample_lambda(self.config.alpha))
 
     def mixed(self, batch: Batch, memory: Batch, lam: float) -> dict[str, Tensor]:
-        """Return the retriever's losses on the mixtures lam * `batch` + (1 - lam) * `memory`, pair by pair.
+        """Return the retriever's loss terms on the mixtures lam * `batch` + (1 - lam) * `memory` of pairs.
 
         Raises:
             ValueError: if the retriever does not support mixing at `mix_level`.

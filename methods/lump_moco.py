@@ -6,10 +6,10 @@ as a competitor of BMU-MoCo (NeurIPS 2022, table 1, "LUMP"). One lambda ~ Beta(a
     V~ = lambda V + (1 - lambda) V^M  on pixels,   T~ = lambda T + (1 - lambda) T^M  on token embeddings
     L = L_moco(V~, T~); keys are encoded from the mixed pairs and enter the queue
 
-Token ids cannot be mixed, so captions are mixed after token and position embedding, and their pooling
-weights by the same lambda. A mixed pair has the video id of the pair with the larger share. Difference: LUMP
-writes its memory during training; here pairs enter the reservoir when their task ends, so mixing starts
-with the second task, as the shared first task of the paper's table implies.
+V and T are videos and captions of the batch, V^M and T^M those of the memory. Token ids cannot be mixed, so captions
+are mixed after the token and position embedding, and their pooling weights with the same lambda. A mixed pair has the
+video id of the pair with the larger share. Difference: LUMP writes its memory during training; here pairs enter the
+reservoir when their task ends, so mixing starts with the second task. The table's shared first task implies this.
 """
 
 from __future__ import annotations

@@ -7,10 +7,11 @@ Li & Hoiem, "Learning without Forgetting", arXiv:1606.09282, eq. 1-3, as a basel
     Z = s S(q*, v),  Z* = s S(q*, v*)      (B, B); * is the teacher, S the retriever's similarity
     L = L_retriever + weight (D(Z* -> Z) + D(Z*^T -> Z^T)),   D(a -> b) = T^2 mean_rows KL(softmax a/T || softmax b/T)
 
-So the student's caption encoder is not distilled, as in CTVR's figure 3a; `student` has other choices.
-The teacher is the model at the end of the previous task, as in CTVR's text (its released loop never
-updates the teacher). D is a cross-entropy in the papers, with the same gradient. CLIP's factor s is trained only
-through Z. In the released code it is also trained through Z*, and changes even while all other weights are constant.
+q are features of captions, v of videos. Z has the teacher's captions, so the student's caption encoder is not
+distilled, as in CTVR's figure 3a; `student` selects other variants. The teacher is the model at the end of the previous
+task, as in CTVR's text; its released loop never updates the teacher. In the papers D is a cross-entropy, with the same
+gradient. CLIP's factor s is trained only through Z. The released code also trains it through Z*, so that s changes even
+while all other weights are constant.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class LwFConfig:
 
 
 class LwF(Strategy):
-    """Strategy that distills the model before the task into the retriever that it wraps."""
+    """Strategy that distills the similarities of the model before the task into the wrapped retriever."""
 
     Config = LwFConfig
     PRESETS = {
@@ -128,7 +129,7 @@ class LwF(Strategy):
         return terms
 
     def distil(self, encoded: EncodedOnce) -> Tensor:
-        """Compute the distillation loss, a scalar, from similarities of the global batch, eq. 2-3."""
+        """Compute the distillation loss of eq. 2-3, a scalar, from the similarities of the global batch."""
         assert self.teacher is not None
         batch, kind, temperature = encoded.batch, self.config.student, self.config.temperature
         videos = gather(encoded.videos())

@@ -3,10 +3,10 @@
 Li & Hoiem, "Learning without Forgetting", arXiv:1606.09282, as a competitor of BMU-MoCo (NeurIPS 2022,
 table 1, "LwF"), which does not give a formula. Our port: the "classes" of a video are the captions of its batch.
 
-    S = q^V q^T' / tau_d of the student, S* of the teacher, both (B, B)
+    S = q^V q^T' / tau_d of the student, S* of the teacher, both (B, B); q^V, q^T: features of videos and captions
     L = L_moco + alpha / 2 (mean KL(softmax S*_i || softmax S_i) over rows + the same over columns)
 
-The teacher is theta at the end of the previous task, so the first task has the loss of the wrapped retriever alone.
+The teacher is theta at the end of the previous task, so the first task has only L_moco, the wrapped retriever's loss.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class LwFMoCo(Strategy):
         }
 
     def distil(self, student: Pair, teacher: Pair, keys: Pair) -> Tensor:
-        """Compute the distillation loss, a scalar; `keys`, of the first momentum encoders, are for `queue_kl` only."""
+        """Compute the distillation loss, a scalar; only `queue_kl` reads `keys` (of the first momentum encoders)."""
         with torch.autocast(student.video.device.type, enabled=False):
             if self.config.distill == "feature_l2":
                 return sum(((q - z) ** 2).sum(dim=-1).mean() for q, z in zip(student, teacher)) / 2  # type: ignore[return-value]
@@ -86,7 +86,7 @@ class LwFMoCo(Strategy):
             return (distillation(new, old, 1.0) + distillation(new.mT, old.mT, 1.0)) / 2
 
     def _over_queue(self, queries: Pair, keys: Pair) -> tuple[Tensor, Tensor]:
-        """Compute similarities (B, 1 + R) of videos and captions to the pair's own key and the queue."""
+        """Return similarities (B, 1 + R) of videos and of captions to the same pair's key and to R queued keys."""
         queue, _ = self.base.momenta[0].queue.content()
         video = torch.cat([(queries.video * keys.text).sum(-1, keepdim=True), queries.video @ queue.text.mT], dim=1)
         text = torch.cat([(queries.text * keys.video).sum(-1, keepdim=True), queries.text @ queue.video.mT], dim=1)

@@ -1,4 +1,4 @@
-"""MoE-Adapters: frozen CLIP, small experts in every block, and a router for each task.
+"""MoE-Adapters: frozen CLIP with small experts in every block, which a separate router for each task selects.
 
 Yu et al., "Boosting Continual Learning of Vision-Language Models via Mixture-of-Experts Adapters",
 arXiv:2403.11549 (CVPR 2024), section 3.2, in the form of a baseline of CTVR (arXiv:2503.10111, table 1).
@@ -12,11 +12,11 @@ c is the mean of the frames' class tokens; for captions it is the start-of-text 
 codes. That token does not depend on the caption, so all captions share their gates; with `text_gate=eot`, gates
 depend on the caption. After a task the two most used experts of each block are frozen.
 
-CTVR's trainer was not released. The method needs the task of a query, and the paper does not specify its source: here a
-caption that searches the videos of task i takes router i (`query_router=block`), so the query does not need a task
-label. Omitted are the original's autoencoders, which guess the task of an *image* (DDAS), and its load-balancing term,
-which its code computes but never adds to the loss. The printed 59.8 M parameters include one autoencoder. The learning
-rate for retrieval is unpublished; the original uses 1e-3.
+CTVR's trainer was not released. The method needs the task of a query, and the paper does not specify its source. Here a
+caption that searches the videos of task i uses router i (`query_router=block`), so the query does not need a task
+label. Two parts of the original are omitted: autoencoders that predict the task of an *image* (DDAS), and the
+load-balancing term, which its code computes but never adds to the loss. The printed 59.8 M parameters include one
+autoencoder. The learning rate for retrieval is unpublished; the original uses 1e-3.
 
 Shapes: B videos or captions, T frames, G = B * T groups, N tokens of a group, D width, E experts, K chosen experts.
 """
@@ -99,7 +99,7 @@ class MoEAdapterConfig:
 
 
 class Expert(nn.Module):
-    """One expert, a bottleneck MLP: (..., D) -> (..., D)."""
+    """Expert, a bottleneck MLP whose output is multiplied by 0.1: (..., D) -> (..., D)."""
 
     def __init__(self, width: int, bottleneck: int, dropout: float) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Expert(nn.Module):
 
 
 class Mixture(RoutingRecorder):
-    """The experts of one block and its routers, one for each task of the stream."""
+    """Experts of one block, and its routers: one for each task of the stream."""
 
     EPOCH_STATE = ("used",)
     frozen: Tensor  # (E,) bool
@@ -140,14 +140,14 @@ class Mixture(RoutingRecorder):
             self.routers.append(router.train(self.training))
 
     def trained(self, tasks: Sequence[int], frozen: Sequence[bool]) -> list[nn.Parameter]:
-        """Return the parameters of the experts that are not `frozen` (E,) and of the routers of `tasks`."""
+        """Return the parameters of all experts except those with `frozen` (E,) true, and of the routers of `tasks`."""
         free = [e for e, is_frozen in zip(self.experts, frozen) if not is_frozen]
         return [p for module in (*free, *(self.routers[task] for task in tasks)) for p in module.parameters()]
 
     def gates(self, c: Tensor, task: int) -> Tensor:
-        """Compute gates (B, E) float32 from tokens c (B, D): K non-zero values per row, which sum to 1.
+        """Compute gates (B, E) float32 from tokens c (B, D) by the router of `task`: K values per row, which sum to 1.
 
-        In training, `used` counts the chosen experts.
+        All other values are 0. In training, `used` counts the samples that choose each expert.
         """
         gates = self.routers[task](c)
         if self.training and not is_recomputing():
@@ -168,9 +168,9 @@ class Mixture(RoutingRecorder):
         return self.side_by_side(h, gates)
 
     def side_by_side(self, h: Tensor, gates: Tensor) -> Tensor:
-        """Compute `forward` on a GPU: each sample gathers the weights of its K experts, of hidden width H.
+        """Compute `forward` on a GPU, where each sample gathers the weights of its K experts, of hidden width H.
 
-        So the host does not wait for the choice of experts.
+        So the host does not wait for the device to choose the experts.
         """
         x = h.unflatten(0, (len(gates), -1)).flatten(1, 2)  # (B, G / B * N, D)
         best, chosen = gates.topk(min(self.config.top_k, gates.shape[1]), dim=-1)  # (B, K)
@@ -195,7 +195,7 @@ class Mixture(RoutingRecorder):
 
     @torch.no_grad()
     def freeze_most_used(self) -> None:
-        """Freeze the experts that the task used most, over all workers; of equal ones, the lower index is frozen."""
+        """Freeze the experts that most samples of all workers chose in this task; if counts are equal, the first."""
         if world_size() > 1:
             dist.all_reduce(self.used)
         chosen = self.used.argsort(descending=True, stable=True)[: self.config.frozen_per_task]
@@ -203,7 +203,7 @@ class Mixture(RoutingRecorder):
 
 
 class _Beside:
-    """Hooks of one mixture for one forward pass: it reads h after the attention, and is added after the MLP."""
+    """Hooks for one forward pass of a block: its mixture reads h after the attention and is added after the MLP."""
 
     def __init__(self, mixture: Mixture, task: int, gate: Literal["class", "sot", "eot"]) -> None:
         self.mixture, self.task, self.gate = mixture, task, gate
@@ -288,29 +288,32 @@ class MoEAdapter(Method):
         return self._video(frames, self._index)
 
     def encode_video_for_task(self, frames: Tensor, task: int) -> Tensor:
-        """Encode videos as `encode_video` does, but after joint training with the router of their task."""
+        """Encode videos as `encode_video` does; if tasks are trained jointly, use the router of the videos' task."""
         return self._video(frames, task if self.is_joint else self._index)
 
     def _video(self, frames: Tensor, router: int) -> Tensor:
         return mean_pool(self.backbone.vision(frames, self._seams(self.vision, router, "class")))
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
-        """Compute unit features (B, d) of captions (B, L) that search the videos of `task`, by default the current."""
+        """Compute unit features (B, d) of captions (B, L) that search the videos of `task`; None: the current task."""
         index = task if task is not None and self.declared.task_conditioned_text else self._index
         return l2_normalize(self.backbone.text(tokens, self._seams(self.text, index, self.config.text_gate)))
 
     def separable_encoders(self) -> SeparableEncoders | str:
-        """Declare the encoders stateful: experts count the videos and captions that choose them."""
+        """Return the encoders, marked as stateful because experts count the videos and captions that choose them."""
         return SeparableEncoders(self, is_stateful=True)
 
     def _seams(
         self, mixtures: nn.ModuleList, task: int, gate: Literal["class", "sot", "eot"]
     ) -> list[BlockSeams] | None:
-        """Build the hooks (seams) of a tower; None before the first task, when the model equals CLIP."""
+        """Return the hooks (seams) of a tower's blocks; None before the first task, when the model equals CLIP."""
         if not self.mixtures[0].routers:
             return None
         return [_Beside(mixture, task, gate).seams() for mixture in mixtures]  # type: ignore[arg-type]
 
     def paper_parameters(self) -> int:
-        """Count all additions to CLIP: every expert, and the routers of all tasks. Call it after `begin_task`."""
+        """Return the number of parameters added to CLIP: all experts, and the routers of all tasks.
+
+        Call it after `begin_task`, which adds the routers.
+        """
         return sum(p.numel() for mixture in self.mixtures for p in mixture.parameters())

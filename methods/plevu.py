@@ -1,17 +1,18 @@
 """PLEVU (Efficient-Prompt): learned vectors around the words of a caption, and a transformer over the frames.
 
 Ju et al., "Prompting Visual-Language Models for Efficient Video Understanding", ECCV 2022, arXiv:2112.04478; row
-"PLEVU" of TempMe's tables. The released code (ju-chen/Efficient-Prompt) is for action recognition. Text and video sides
-follow it. Captions in place of class names are our interpretation, because its code for retrieval is not public.
+"PLEVU" of TempMe's tables. Both towers follow the released code (ju-chen/Efficient-Prompt), which is for action
+recognition. Captions in place of class names are our interpretation, because the code for retrieval is not public.
 
     caption: [start, a vectors, words, b vectors, end]; the vectors are rows of one table, indexed by position: rows
              1..a for the prefix, the rows after the last word for the postfix; then CLIP's positions are added
     video:   f_t = CLIP's feature of frame t, not normalized; `layers` transformer blocks over f + time; their mean
-    S = unit(t) unit(v)^T;  loss = cross-entropy of S / tau, of both directions (released: of videos over captions)
+    S = unit(t) unit(v)^T, t and v: features of captions and videos
+    loss = cross-entropy of S / tau, of both directions (released code: only of videos over captions)
 
 CLIP is frozen. The new parts do not start at zero, so the initial model differs from CLIP. With two layers and 12
-frames, 6,350,336 weights are trained; TempMe prints 6.35 M. A caption that is too long for the vectors is cut, and ends
-with the end-of-text token.
+frames, 6,350,336 weights are trained; TempMe prints 6.35 M. If caption and vectors exceed the context length, the
+caption is cut, and still ends with the end-of-text token.
 
 Shapes: B videos or captions, T frames, L tokens of a caption, E width of the text tower, d joint embedding.
 """
@@ -154,7 +155,7 @@ class PLEVU(Method):
         return l2_normalize(text(tokens, seams))
 
     def placed(self, x: Tensor, state: TokenState) -> Tensor:
-        """Insert the vectors around the words of embedded captions (B, L, E), cut to the context length: (B, L', E)."""
+        """Insert the vectors around the words of embedded captions (B, L, E): (B, L', E), L' <= context length."""
         table, (a, b), length = self.backbone.text.positional_embedding, self.around, x.shape[1]
         words = x - table[:length].to(x.dtype)  # without position embeddings, since positions change
         end = last_end(state)[:, None]  # (B, 1)
@@ -167,11 +168,11 @@ class PLEVU(Method):
         return torch.where(is_word[..., None], words.gather(1, index), own) + table[: len(place)].to(x.dtype)
 
     def end(self, end: Tensor) -> Tensor:
-        """Map the position of the end-of-text token to its position after the insertion, at most the last one."""
+        """Return the position of the end-of-text token after the insertion, at most the last one of the context."""
         return (end + sum(self.around)).clamp(max=self.backbone.text.context_length - 1)
 
     def taken_back(self, length: int, x: Tensor, state: TokenState) -> Tensor:
-        """Move tokens (B, L', E) back to their positions before the insertion: (B, L, E); cut tokens are not kept."""
+        """Move tokens (B, L', E) back to their positions before the insertion: (B, L, E), without the vectors."""
         a, place = self.around[0], torch.arange(length, device=x.device)
         end = last_end(state)[:, None]
         index = torch.where(place == end, self.end(end), (place + a).where(place > 0, 0)).clamp(max=x.shape[1] - 1)

@@ -1,13 +1,13 @@
 """Deep prompts on frozen CLIP: the baseline "Prompt" of TempMe (arXiv:2409.01156, table 2), which cites MaPLe.
 
-The paper does not print the configuration. P = 5 learned tokens in every block of both towers, not coupled (the
-"independent" variant of MaPLe's code, arXiv:2210.03117), have the printed 0.08 M parameters and 58.2 GFLOPs:
+The paper does not print the configuration. The printed 0.08 M parameters and 58.2 GFLOPs result from P = 5 learned
+tokens P_l in every block l of both towers, not coupled (the "independent" variant of MaPLe's code, arXiv:2210.03117):
 
     image:    [class, P_l, patches]        caption:  [start, P_l, words, end]
 
 Each block drops the prompts of the block before and inserts its own. Prompts do not have position embeddings; the
 prompts of the first image block pass CLIP's first LayerNorm as in the public code. Words keep CLIP's positions.
-A reducer does not merge prompts, and every new clip gets its own.
+A token reducer does not merge prompts. If it joins clips, the joined clip gets one set of prompts per block.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PromptConfig(AdaptedConfig):
 
 
 class Prompts(Adaptation):
-    """Learned tokens of every block, drawn from N(0, 0.02^2)."""
+    """Learned tokens of every block, initialized from N(0, 0.02^2)."""
 
     def __init__(self, backbone: Clip, num_prompts: int) -> None:
         super().__init__(backbone)

@@ -1,25 +1,26 @@
-"""Query Drift Compensation: subtracts the mean drift of queries since the searched videos were stored.
+"""Query Drift Compensation: subtracts from a query the mean drift of queries since the searched videos were stored.
 
 Goswami, Wang, Twardowski, van de Weijer, "Query Drift Compensation: Enabling Compatibility in Continual Learning of
-Retrieval Embedding Models", CoLLAs 2025, arXiv:2506.00037, over any retriever whose caption is one vector. q are unit
-features of captions, v of videos; j is a task, k the task whose videos are searched, t the newest one:
+Retrieval Embedding Models", CoLLAs 2025, arXiv:2506.00037, over any retriever that encodes a caption as one vector. q_j
+and v_j are unit features of captions and videos by the model after task j. t is the newest task, and k the task whose
+videos are searched:
 
     D_j = mean_i (q_j(c_i) - q_{j-1}(c_i))         over the training captions c_i of task j
     q^(k) = unit(q_t - sum_{j = k+1 .. t} D_j)
     L = L_retriever + query_weight mean (1 - cos(q_t, q_{t-1})) + video_weight mean (1 - cos(v_t, v_{t-1}))
 
-The last two terms apply from the second task on. `links.*.drift` stores D, d values per task. With weights of 0 the
-method is the paper's "FT + QDC". Only the abstract of the paper was available; the code (dipamgoswami/QDC@7491b19) was
-run.
+The last two terms of L apply from the second task on. The buffer `links.*.drift` stores D_j, d values per task. With
+both weights at 0 the method is the paper's "FT + QDC". Only the abstract of the paper was available; the code
+(dipamgoswami/QDC@7491b19) was run.
 
-The released program subtracts the drifts of all tasks from every query (`subtract=all`). It searches a corpus of one
-model, and this is correct only if that model is the first one. The program does not renormalize a moved query
+The released program subtracts the drifts of all tasks from every query (`subtract=all`). It searches a corpus that one
+model encoded, and is correct only if that is the first model. The program does not renormalize a corrected query
 (`renormalize=false`). This is harmless for one corpus, but if videos of several tasks are ranked together, a shorter
 query lowers the scores of a whole task. In the example of
 tests/orchestrator/learning/evaluation/test_index_age.py (three tasks of ten videos), R@1 within the three tasks is 60,
 70 and 70 here, and 60, 60 and 50 as released. R@1 of all captions among all videos is 36.67 here, 30.00 without
-renormalization, and 26.67 as released. The released file names and constructor fail (AttributeError), and each of
-several GPUs writes the drift of its own share of the captions; these faults are not reproduced.
+renormalization, and 26.67 as released. Faults of the release are not reproduced: its file names and its constructor
+fail (AttributeError), and with several GPUs each writes the drift of only its share of the captions.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class QDCConfig:
 
 
 class Drift(Link):
-    """Subtraction of the mean drift of a task from caption features (B, d)."""
+    """Link that subtracts the mean drift of a task from caption features (B, d)."""
 
     drift: Tensor  # (R, d)
 
@@ -115,7 +116,7 @@ class Drift(Link):
 
 
 class QDC(QueryCompensation):
-    """Strategy that subtracts the mean drift of a retriever's captions, and slows the drift by distillation."""
+    """Strategy that subtracts the mean drift of a retriever's caption features, and reduces drift by distillation."""
 
     Config = QDCConfig
     PRESETS = {

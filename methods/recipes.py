@@ -1,4 +1,4 @@
-"""Kinds of presets of a method: a whole recipe, or a change of some settings."""
+"""Classes of a method's presets: whole training recipes, and changes of some settings."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _STATES_ITS_END = {"constant", "first_epoch", "cosine_to_zero", "cosine_by_epoch
 class Override(dict[str, Any]):
     """A preset that changes some settings of a recipe, as an ablation does.
 
-    Any other preset is a whole recipe: its values replace the method's defaults and the stream's settings. A run has
-    one recipe, either the named one or the one that the stream recommends, and any number of changes on top of it.
+    Any preset of another class is a whole recipe: its values replace the method's defaults and the stream's settings. A
+    run has one recipe, either one that the user names or the one that the stream recommends, and any number of changes.
     """
 
 
 class Recipe(dict[str, Any]):
-    """A whole recipe, as in a command of the authors, that states the source of each value in their release.
+    """A whole recipe that reproduces a command of the authors, with the source of each value in their release.
 
-    `sources` maps settings to sources; `left_out` lists parts of the command that have no counterpart here.
+    `sources` maps settings to sources; `left_out` lists the parts of the command that have no counterpart here.
     """
 
     def __init__(self, release: str, values: Mapping[str, tuple[Any, str]], left_out: Iterable[str] = ()) -> None:
@@ -30,7 +30,7 @@ class Recipe(dict[str, Any]):
         Args:
             release: owner/name@commit.
             values: dotted setting -> (value, source: a file of the release or a flag of a command).
-            left_out: a phrase about each omitted part, with the reason.
+            left_out: one phrase for each part of the command that is omitted, with the reason.
         """
         super().__init__({name: value for name, (value, _) in values.items()})
         self.release, self.left_out = release, tuple(left_out)
@@ -43,11 +43,11 @@ class Recipe(dict[str, Any]):
 
     @property
     def ours(self) -> tuple[str, ...]:
-        """List settings `optim.*` that change the training but are missing in the release; we chose their values."""
+        """Return the settings `optim.*` that affect the training but are not in the recipe; we chose their values."""
         return tuple(name for name in (f"optim.{part}" for part in self._parts()) if name not in self)
 
     def _parts(self) -> Iterator[str]:
-        """Yield the names of the settings that determine the recipe's updates of the weights."""
+        """Yield the names, without `optim.`, of the settings that determine how this recipe updates the weights."""
         if self.get("optim.epochs") == 0:
             return
         yield from _ALWAYS
@@ -64,9 +64,9 @@ EMBEDDED = "shapes"  # the recipe that the embedded streams recommend; its value
 
 
 class Tuned(dict[str, Any]):
-    """A recipe for the embedded streams with a record of the trials by hand that chose its values.
+    """A recipe for the embedded streams, with the number of trials by hand after which its values were chosen.
 
-    Tables add the number of these trials to the trials of a search. An EMBEDDED preset of another class lacks a record.
+    Tables add this number to the trials of a search. For a preset EMBEDDED of another class it is unknown.
     """
 
     def __init__(self, values: Mapping[str, Any], trials: int, unrecorded: Iterable[str] = ()) -> None:
@@ -85,7 +85,7 @@ def trials_by_hand(presets: Iterable[Mapping[str, Any] | None]) -> str:
     """Return the number of trials by hand as tables show it: `7`, `7?` if some are unrecorded, or `?` if all are.
 
     Args:
-        presets: the EMBEDDED presets of a run's method and of the retriever that it wraps; None for a missing preset.
+        presets: presets EMBEDDED of a run's method and of the retriever that it wraps; None if there is no such preset.
     """
     used = [preset for preset in presets if preset is not None]
     known = sum(preset.trials for preset in used if isinstance(preset, Tuned))

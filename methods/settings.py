@@ -3,11 +3,11 @@
 `setting` declares a field that holds one value.
 
 `group` declares a field that holds one of several dataclasses, selected by its `name`: `method.reducer.name=evit
-method.reducer.keep_rate=0.5`. Each has only its own settings.
+method.reducer.keep_rate=0.5`. Each dataclass has only its own settings.
 
-For settings that a Config does not declare itself, it states properties by plain attributes:
-UNPUBLISHED lists dotted names (`optim.weight_decay`, `method.lr` of a shared base class), ROW_UNPUBLISHED maps a
-named configuration (`sta`) to the whole list of its row.
+Two class attributes of a Config state which values no paper gives, for settings that the Config does not declare:
+UNPUBLISHED lists dotted names (`optim.weight_decay`, or `method.lr` of a shared base class). ROW_UNPUBLISHED maps a
+named configuration (`sta`) to the complete list of its row, which replaces UNPUBLISHED and all `unpublished=True`.
 """
 
 from __future__ import annotations
@@ -53,32 +53,33 @@ def setting(
 
     Args:
         default: value if the user gives none; a setting without a default is required.
-        doc: noun phrase with its unit, for `ctvr methods`, the schema and the page of settings.
-        unpublished: whether no paper prints the value for the method's row, so that tables name it in a footnote. The
-            value is then from a released code, or our choice.
-        later: whether the first task does not read it, with default values of the other settings. A grouped search
-            varies it among trials that share their first task.
+        doc: noun phrase that describes the setting, with its unit, for `ctvr methods`, the schema and docs/settings.md.
+        unpublished: whether no paper prints the value for the method's row; tables then name it in a footnote. The
+            value is from a released code, or our choice.
+        later: whether only tasks after the first read the setting, if all other settings have their default values. A
+            grouped search varies it among trials that share their first task.
         at_most: field that it must not exceed; a search treats larger values as equal to the value of that field.
-        depth: whether it counts blocks of the vision tower; a search on a tower with fewer blocks has fewer values.
+        depth: whether it counts blocks of the vision tower; a search leaves out values above the tower's blocks.
         exact: whether it exists only for exact reproduction of a release; it is listed under that heading.
-        paper: value as the paper states it, if `default` differs; tables name it in a footnote.
-        part: part of the method that it changes. forward: features or scores; loss: the loss, but not these; recipe:
-            neither, for a batch and given weights. A test probes it.
+        paper: value that the paper states, if `default` differs; tables name it in a footnote.
+        part: part of the method that the setting changes, for a given batch and given weights. forward: features or
+            scores; loss: the loss, but not these; recipe: neither. A test checks it.
     """
     facts = Setting(doc, unpublished, later, at_most, depth, exact, paper, part)
     return dataclasses.field(default=default, metadata={"setting": facts})
 
 
 class SettingError(ValueError):
-    """A value outside its range, or settings that exclude each other; raised by a Config or a method's constructor.
+    """Error for a value outside its range, or for settings that exclude each other.
 
-    Names of settings are written `<name>` in the fault and the remedy. The command line shows them with their group, so
-    that a method's `SettingError("<depth> must be <= <layers>, got 9 and 4")` begins `method.depth must be ...`.
+    A Config or the constructor of a method raises it. Fault and remedy contain names of settings as `<name>`. The
+    command line shows these with their group: `SettingError("<depth> must be <= <layers>, got 9 and 4")` of a method is
+    shown as `method.depth must be <= method.layers, got 9 and 4`.
 
     Attributes:
         fault: what is wrong, without a full stop.
         remedy: what to do, as a whole sentence; "" if unknown.
-        write: `<name>=value`, a correction that a command may apply; "" if unknown. It is shown if no remedy is given.
+        write: correction `<name>=value`, which a command may apply; "" if unknown. It is shown if `remedy` is "".
     """
 
     def __init__(self, fault: str, remedy: str = "", write: str = "") -> None:
@@ -95,18 +96,18 @@ class SettingError(ValueError):
         return _NAME.sub(rf"{group}.\1" if group else r"\1", text)
 
     def settings(self, group: str) -> list[str]:
-        """Return the settings that the fault names, in order; if it names none, those of the correction."""
+        """Return the settings that `fault` names, in order, with their group; if it names none, those in `write`."""
         return [self.qualify(group, f"<{name}>") for name in _NAME.findall(self.fault) or _NAME.findall(self.write)]
 
 
 def require(config: object, bound: str, *names: str, hint: str = "") -> None:
-    """Refuse settings outside a bound, in `__post_init__`; a setting of None passes.
+    """Check in `__post_init__` that settings are within a bound; a setting whose value is None is not checked.
 
     Args:
         config: the Config that has the settings.
         bound: ">= NUMBER", "> NUMBER", or "in " and an interval: "in [0, 1)".
         names: settings to check.
-        hint: remedy, the end of the message.
+        hint: remedy, with which the message ends.
 
     Raises:
         SettingError: for the first setting outside the bound, with its name, the bound, the value and the hint.
@@ -132,20 +133,20 @@ def group(variants: Mapping[str, type], default: str, *, doc: str, later: bool =
         variants: value of `name` -> dataclass, which has a field `name` and the settings that exist with it.
         default: value of `name` if the user gives none.
         doc: noun phrase that describes `name`.
-        later: whether the first task does not read `name`; see `setting`.
+        later: whether only tasks after the first read `name`; see `setting`.
     """
     metadata = {"setting": Setting(doc, later=later), "variants": dict(variants)}
     return dataclasses.field(default=variants[default](name=default), metadata=metadata)
 
 
 def groups_of(config: type) -> dict[str, Mapping[str, type]]:
-    """Map each field that is declared by `group` to its variants."""
+    """Return the variants of each field that `group` declares in a Config, by the name of the field."""
     found = {field.name: field.metadata.get("variants") for field in dataclasses.fields(config)}
     return {name: variants for name, variants in found.items() if variants is not None}
 
 
 def settings_of(config: type) -> dict[str, Setting]:
-    """Map each setting of a Config to its properties; a group adds `field.name` and the settings of all variants.
+    """Return the properties of each setting of a Config; a group adds `field.name` and the settings of all variants.
 
     If several variants have a setting of one name, the properties are from the default variant if it has the setting,
     and otherwise from the first variant that has it.
@@ -164,14 +165,14 @@ def settings_of(config: type) -> dict[str, Setting]:
 
 
 def variants_with_settings(variants: Mapping[str, type]) -> Iterator[tuple[type, tuple[str, ...]]]:
-    """Yield each dataclass of a group that has settings, with the values of `name` that select it."""
+    """Yield each dataclass of a group that declares settings, with the values of `name` that select the dataclass."""
     for cls in dict.fromkeys(variants.values()):
         if settings_of(cls):
             yield cls, tuple(name for name, other in variants.items() if other is cls)
 
 
 def unpublished(config: type, row: str = "") -> tuple[str, ...]:
-    """List the dotted settings that no paper publishes for a method's row, or for a configuration named `row`."""
+    """Return the dotted settings whose values no paper gives, for a method's row or for the configuration `row`."""
     rows: dict[str, tuple[str, ...]] = getattr(config, "ROW_UNPUBLISHED", {})
     if row in rows:
         return rows[row]

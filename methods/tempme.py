@@ -3,16 +3,17 @@
 Progressive multi-granularity merging in the video tower (section 3.2, figure 3):
 
     ImgMe  (first blocks):  attention, merge r patches within each frame, MLP
-    ClipMe (late blocks):   join f neighboring clips; merge fN (1 - R_C) tokens across them by their features;
-                            add clip positions; attention; merge N' (1 - R_I) tokens within by their keys; MLP
+    ClipMe (late blocks):   join f neighboring clips; merge f N (1 - R_C) tokens across them by their features;
+                            add clip positions; attention; merge N' (1 - R_I) tokens within a clip by their keys; MLP
 
     12 frames, ViT-B/32: 12 x 50 tokens -> 12 x 34 after 8 ImgMe blocks -> 6 x 44 -> 3 x 56 -> 1 x 107 -> 1 x 97
 
-The steps are in layers/reduction/reducers.py and merge.py, the rest of the retriever in families/tempme_family.py.
-Details that the paper does not specify follow the released code. Class tokens are not merged, and all T of them are
-averaged at the end. Merged tokens are averages weighted by size. Matching reads the tokens before positions are added.
-Blocks after the first ClipMe block that do not join clips merge within clips. Presets cover the ablations of tables 8
-to 10 and 15.
+N is the number of tokens of a clip (at first a frame), N' that of a joined clip; R_C and R_I are the shares of tokens
+that are kept. The steps are in layers/reduction/reducers.py and merge.py, the rest of the retriever in
+families/tempme_family.py. Details that the paper does not specify follow the released code. Class tokens are not
+merged; all T class tokens are averaged at the end. A merged token is the average of its tokens, weighted by their
+numbers of patches. Tokens are matched before positions are added to them. After the first ClipMe block, blocks that do
+not join clips merge tokens within clips. Presets cover the ablations of tables 8 to 10 and 15.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from ctvr.methods.settings import group, require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class TempMeConfig(AdaptedConfig):
-    """Settings of TempMe, with ranges in search_spaces/, except the reducer's schedule."""
+    """Settings of TempMe; search_spaces/ has ranges for all of them except the schedule of the reducer."""
 
     UNPUBLISHED = ("method.train_positions", *AdaptedConfig.UNPUBLISHED)
 
@@ -72,7 +73,7 @@ _64_FRAMES = {
 
 
 class TempMe(AdaptedClip):
-    """CLIP with LoRA, whose tokens are merged within frames, then across clips that grow to the whole video."""
+    """CLIP with LoRA that merges tokens within frames, then across clips, which grow to the whole video."""
 
     Config = TempMeConfig
     PRESETS = {

@@ -1,24 +1,25 @@
 """UMT: compares captions and videos by their features, then re-ranks the best pairs with fusion layers.
 
 Li et al., "Unmasked Teacher: Towards Training-Efficient Video Foundation Models", arXiv:2303.16058, as its authors'
-code fine-tunes it for retrieval; UMT and UMT4Clip of TempMe (arXiv:2409.01156, table 6). The towers are
-methods/backbone/umt.py and bert.py, the losses methods/layers/losses/matching.py:
+code fine-tunes it for retrieval; rows UMT and UMT4Clip of TempMe (arXiv:2409.01156, table 6). The towers are in
+methods/backbone/umt.py and bert.py, the losses in methods/layers/losses/matching.py:
 
     s = mean over frames of cos(W_v pooled_t, W_t [CLS]);  loss = VTC(s / temp) + VTM, temp learns within [0.001, 0.5]
     the `rerank` best videos of a caption by s are ordered by logit 1 of the head on the fused [CLS]; others get -100
     the `rerank` best captions of a video are ordered likewise, in a separate pass
 
-All weights are trained. `attends=frame` is UMT4Clip; `reducer` merges its tokens. A schedule with TempMe's 111.5 GMACs
-is not published; ours is the schedule of TempMe's other B/16 towers, with 120.3 GMACs.
+VTC is the contrastive loss, VTM the matching loss. All weights are trained. `attends=frame` is UMT4Clip, whose tokens a
+`reducer` can merge. A merging schedule with TempMe's 111.5 GMACs is not published; ours is the schedule of TempMe's
+other B/16 towers, with 120.3 GMACs.
 
 For UMT's own towers, set `backbone.name=UMT-B-16` (or UMT-L-16), `backbone.weights=FILE` to the authors' checkpoint
 (with `backbone.sha256` for a pickle) and `backbone.vocabulary=vocab.txt` to the vocabulary of bert-base-uncased.
 
-Differences: with a CLIP backbone, both towers have CLIP's sizes and tokenizer, but random weights. Negatives are drawn
-among the pairs of all workers, and every encoder gets the whole gradient, so the result does not depend on the number
-of workers. In the release, a worker draws among its own pairs, and the gradient of VTC is divided by the number of
-workers. Dropout and stochastic depth are omitted. An evaluation fuses every pair and selects by `rerank` afterwards,
-with equal ranks at a higher cost.
+Differences: with a CLIP backbone, both towers have CLIP's sizes and tokenizer, but random weights. Negatives are
+sampled among the pairs of all workers, and every encoder gets the whole gradient, so the result does not depend on the
+number of workers. In the release, a worker samples among its own pairs, and the gradient of VTC is divided by the
+number of workers. Dropout and stochastic depth are omitted. An evaluation computes the fusion layers for every pair and
+then selects the `rerank` best; ranks are equal, at a higher cost.
 
 Shapes: B pairs, Q captions, V videos, L words, N tokens of a video, D width of the text, E width of the tokens, d joint
 embedding.
@@ -67,7 +68,7 @@ def original(lr: float, epochs: int, warmup: float, words: dict[str, tuple[int, 
         lr: learning rate.
         epochs: number of epochs.
         warmup: share of the steps in the warm-up.
-        words: settings of text lengths -> (value, source).
+        words: setting -> (value, source), for the settings that differ between both tasks, such as text lengths.
         config: name of the authors' configuration, the source of the other values.
     """
     return Recipe(
@@ -142,7 +143,7 @@ class UmtConfig:
 
 
 class UMT(Method):
-    """Two towers, and fusion layers that re-rank the best pairs; all weights are trained."""
+    """UMT for retrieval: two towers, and fusion layers that re-rank the best pairs; all weights are trained."""
 
     Config = UmtConfig
     PRESETS = {
@@ -192,13 +193,13 @@ class UMT(Method):
         return [ParamGroup(name="umt", params=own, lr=self.config.lr)]
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        """Return the mean of unit frame embeddings and then all tokens: (B, T, 3, H, W) -> (B, 1 + N, max(d, E))."""
+        """Encode videos: (B, T, 3, H, W) -> (B, 1 + N, max(d, E)), the mean of unit frame embeddings and all tokens."""
         tokens, pooled, _ = self.backbone.vision.tokens(frames, self.reducer.seams())
         mean = frame_mean(l2_normalize(self.backbone.vision.proj(pooled)))
         return _stack(mean[:, None], tokens)
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
-        """Return the unit embedding of [CLS], then all words with their mask: (B, L) -> (B, 1 + L, max(d, D + 1))."""
+        """Encode captions: (B, L) -> (B, 1 + L, max(d, D + 1)), the unit embedding of [CLS], then words with mask."""
         most = min(self.config.num_words, self.backbone.text.bert.context_length)
         ids = self.backbone.text.without_end(truncate(tokens, most + 1))[:, :most]
         ids = F.pad(ids, (0, most - ids.shape[1]))
@@ -210,14 +211,14 @@ class UMT(Method):
         return queries[:, 0, :width] @ gallery[:, 0, :width].mT
 
     def _words(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """Return word features (Q, L, D) and their mask (Q, L), 0 at padding."""
+        """Return the word features (Q, L, D) in encoded captions and their mask (Q, L), 0 at padding."""
         width = self.backbone.text.bert.width
         return queries[:, 1:, :width], (queries[:, 1:, width] > 0.5).long()
 
     def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
-        """Compute s (Q, V) or, with `rerank`, s and the matching logit of each pair (Q, V, 2).
+        """Compute s (Q, V) of captions and videos; with `rerank` above 0, s and the matching logit (Q, V, 2).
 
-        Keys and values are computed once per video.
+        The fusion layers' keys and values are computed once per video.
         """
         similar = self._cosines(queries, gallery)
         if not self.config.rerank:
@@ -235,7 +236,10 @@ class UMT(Method):
         return self._select_best(scores, 0)
 
     def _select_best(self, scores: Tensor, dim: int) -> Tensor:
-        """Return the matching logits (Q, V) of the `rerank` best pairs by s along `dim`, and `OUT` for the others."""
+        """Return (Q, V): matching logits of the `rerank` best pairs by s along `dim`, `OUT` for all others.
+
+        If `rerank` is 0, the scores are returned unchanged.
+        """
         if not self.config.rerank:
             return scores
         similar, logits = scores.unbind(dim=-1)
@@ -270,7 +274,7 @@ class UMT(Method):
         return {**terms, "matching": matching(logits)}
 
     def _draw(self, weights: Tensor) -> Tensor:
-        """Draw a column index for each row of weights (B, B), in proportion to them: (B,); do not wait for a GPU."""
+        """Sample a column index (B,) for each row of weights (B, B), in proportion to them, without a GPU wait."""
         generator = torch.Generator().manual_seed(self.seed)
         self.seed += torch.is_grad_enabled()
         noise = torch.empty(weights.shape).exponential_(generator=generator)
@@ -282,6 +286,6 @@ class UMT(Method):
 
 
 def _stack(first: Tensor, others: Tensor) -> Tensor:
-    """Join one row (B, 1, a) and others (B, N, b): (B, 1 + N, max(a, b)); the narrower is padded with zeros."""
+    """Concatenate rows (B, 1, a) and (B, N, b) to (B, 1 + N, max(a, b)); the narrower rows are padded with zeros."""
     width = max(first.shape[-1], others.shape[-1])
     return torch.cat([F.pad(x.float(), (0, width - x.shape[-1])) for x in (first, others)], dim=1)

@@ -1,4 +1,4 @@
-"""UMT question answering: a small decoder scores, and so ranks, a list of answers to a question about a video.
+"""UMT question answering: a small decoder ranks a list of answers to a question about a video by their scores.
 
 Li et al., arXiv:2303.16058, as in its authors' code for MSRVTT-QA; the three rows of TempMe's table 7
 (arXiv:2409.01156). The towers are in backbone/umt.py and bert.py, decoder and ranking in backbone/answer_decoder.py:
@@ -7,15 +7,16 @@ Li et al., arXiv:2303.16058, as in its authors' code for MSRVTT-QA; the three ro
     loss = (sum over the pieces of each answer of cross-entropy) / questions
     score of an answer = log p(first piece) - loss, for the `k` answers with the most probable first pieces
 
-All weights except the retrieval heads are trained. `attends=frame` is UMT4Clip; `reducer` merges its tokens, with the
-schedule of TempMe's other B/16 towers, as in methods/umt.py. The schedule with 111.5 GMACs is not published.
+All weights except the retrieval heads are trained. `attends=frame` is UMT4Clip, whose tokens a `reducer` can merge,
+with the schedule of TempMe's other B/16 towers, as in methods/umt.py. The schedule with 111.5 GMACs is not published.
 
 Differences: the list has the training answers of the tasks so far, most frequent first, because the authors' file of
 answers is not public. Every question has one answer. The authors' forward pass gives its encoder one argument too many;
 this is corrected. With a CLIP backbone, the towers have CLIP's sizes and tokenizer, but random weights. Dropout and
 stochastic depth are omitted.
 
-Shapes: B questions, L words, A ids of an answer, N answers of the list (or tokens of a video), D width, k answers.
+Shapes: B questions, L words, A token ids of an answer, N answers of the list (or tokens of a video), D width of the
+text, E width of the tokens, k answers.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class UmtQAConfig:
 
 
 class UmtQA(Method):
-    """UMT's towers and an answer decoder, which are trained together."""
+    """UMT's towers with an answer decoder; towers and decoder are trained together."""
 
     Config = UmtQAConfig
     domain = "questions"
@@ -159,7 +160,7 @@ class UmtQA(Method):
         return self.backbone.vision.tokens(frames, self.reducer.seams())[0]
 
     def _states(self, questions: Tensor, videos: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode questions (B, L') with the tokens of their videos: states (B, L, D), and a mask (B, L) of words."""
+        """Encode questions (B, L') with their videos' tokens: states (B, L, D) and a mask (B, L) that is 1 at words."""
         most = min(self.config.num_words, self.backbone.text.bert.context_length)
         ids = self.backbone.text.without_end(truncate(questions, most + 1))[:, :most]
         return question_states(self.backbone, ids, videos), (ids != 0).long()

@@ -1,15 +1,15 @@
 """Upper bound: joint training on all tasks so far, from the pre-trained weights every time.
 
-CTVR (arXiv:2503.10111), section 4.3.1 and the last row of table 1. After each task the model starts
-again from CLIP, learns D_1 u ... u D_t, and re-encodes all videos. It is the only row that does not keep
-stored features, on purpose. So its backward forgetting is not 0 (the paper prints -0.17 to 0.27).
+CTVR (arXiv:2503.10111), section 4.3.1 and the last row of table 1. In each task t the model starts again
+from CLIP, is trained on the pairs of tasks 1 to t, and encodes all videos again. It is the only row that intentionally
+does not keep stored features. So its backward forgetting is not 0 (the paper prints -0.17 to 0.27).
 
-A retriever that encodes captions by task (FrameFusionMoE, MoE-Adapter) keeps its structure, which the paper does not
-describe: prototypes and routers of all tasks so far are trained together. In a batch, as in the evaluation, a caption
-is encoded for each video's task. So eq. 7 has the negatives of all tasks. The cross-task loss of eq. 8 is omitted,
-because it replaces videos that cannot be read again. Learning rates are those of task 1, which starts from CLIP, too.
-The last training takes as many steps as all tasks of the continual run together. The result is not strictly an upper
-bound: eq. 8 compares with all stored videos in every step, but a joint batch only with its own pairs.
+A retriever that encodes captions for each task (FrameFusionMoE, MoE-Adapter) keeps its structure, which the paper does
+not describe: prototypes and routers of all tasks so far are trained together. In a batch, as in the evaluation, a
+caption is encoded for each video's task, so eq. 7 has negatives of all tasks. The cross-task loss of eq. 8 is omitted,
+because it stands in for videos that cannot be read again. Learning rates are those of task 1, which also starts from
+CLIP. The last training takes as many steps as all tasks of the continual run together. The result is not strictly an
+upper bound: in every step eq. 8 compares with all stored videos, a joint batch only with its own pairs.
 
 Shapes: B pairs, T frames, L text length.
 """
@@ -35,7 +35,7 @@ from ctvr.methods.settings import SettingError, setting
 
 @dataclass(frozen=True, kw_only=True)
 class UpperBoundConfig:
-    """Settings of the strategy; `base.*` are the settings of the wrapped retriever."""
+    """Settings of the upper bound; `base.*` are the settings of the wrapped retriever."""
 
     UNPUBLISHED = ("base.lr", "optim.weight_decay", "optim.warmup")
 
@@ -48,7 +48,7 @@ class UpperBoundConfig:
 
 
 class UpperBound(Strategy):
-    """Strategy that trains a retriever from its start on all tasks so far, in each task or only in the last one."""
+    """Strategy that trains the initial retriever on all tasks so far, again in each task or only in the last one."""
 
     Config = UpperBoundConfig
     PRESETS = {
@@ -105,7 +105,7 @@ class UpperBound(Strategy):
         return self.base.encode_video_for_task(frames, task) if self._is_joint else self.encode_video(frames)
 
     def logits(self, batch: Batch) -> Tensor:
-        """Return scaled similarities (B, B); if captions are encoded by task, column j uses the task of video j."""
+        """Return scaled similarities (B, B); if text is task-conditioned, column j has captions for video j's task."""
         if not self._is_joint or batch.task_ids is None:
             return super().logits(batch)
         videos = gather(by_task(self.encode_video_for_task, batch.frames, batch.task_ids))

@@ -1,4 +1,4 @@
-"""User code: objects in the user's files and plug-ins of other packages, and locations of exceptions in them."""
+"""Import of objects from the user's files and from plug-ins, and the lines in them at which exceptions occur."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GROUPS = (  # after `ctvr.`
 
 
 def load_object(point: EntryPoint, is_installed: bool) -> Any:
-    """Import the object of an entry point, or of a `MODULE:NAME` that the user has written.
+    """Import and return the object of an entry point, or of a `MODULE:NAME` that the user has given.
 
     Raises:
         UntrustedClass: for a name that is not installed and that `trust` has not allowed.
@@ -44,7 +44,7 @@ def load_object(point: EntryPoint, is_installed: bool) -> Any:
 
 
 def installed_names() -> set[str]:
-    """Return the names of all entry points through which other packages add to ctvr."""
+    """Return the names of all entry points (plug-ins) through which other packages extend ctvr."""
     return {point.name for kind in GROUPS for point in importlib.metadata.entry_points(group=f"ctvr.{kind}")}
 
 

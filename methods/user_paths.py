@@ -1,4 +1,4 @@
-"""Expansion of paths in settings, equal for methods, which open the files, and the run key, which hashes them."""
+"""Expansion of paths in settings, shared by methods, which open the files, and the run key, which hashes the files."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 def expand_path(text: str) -> Path:
-    """Expand a leading `~` in the path of a setting, because shells expand it only at the start of a word."""
+    """Return a path with its leading `~` expanded, because shells expand it only at the start of an argument."""
     return Path(text).expanduser()
 
 
 def list_files(folder: Path) -> list[Path]:
-    """List every file below a folder, sorted by path."""
+    """Return the paths of all files in a folder and its subfolders, sorted."""
     return sorted(file for file in folder.rglob("*") if file.is_file())

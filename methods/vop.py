@@ -3,23 +3,24 @@
 Huang et al., "VoP: Text-Video Co-Operative Prompt Tuning for Cross-Modal Retrieval", CVPR 2023. Row VoP^F+C of TempMe
 (arXiv:2409.01156, tables 2, 3, 4 and 17). Only inference code of the base model is public (modelscope):
 
-    frame    = [class, P_k prompts, patches] in block k, in place of the prompts before; prompts of block 0 pass ln_pre
+    frame    = [class, P_k prompts, patches] in block k, instead of the prompts of block k - 1; those of block 0 pass
+               ln_pre
     caption  = [start, a_k prefix, words, padding, b_k suffix, last position], 77 tokens, in block k; words are moved by
                a positions, and the prompts of block 0 get position embeddings
     v        = mean over t of unit(f_t), not normalized again;  q = unit(text);  S = q v^T
     loss     = InfoNCE of S exp(logit_scale), mean of both directions, logit_scale frozen (training code is not public)
 
-The release reads the output a + b positions after the position of the end-of-text id, but that token has moved by only
-a positions (`readout=past_end`). So it reads a padding token, which attends to the whole caption and four padding
-tokens. In a caption without padding it reads the end of text. Only there, suffix prompts affect the result.
+The release reads the output a + b positions after the original position of the end-of-text token, but the token has
+moved by only a positions (`readout=past_end`). So it reads a padding token, which attends to the whole caption and four
+padding tokens. In a caption without padding it reads the end of text; only there do suffix prompts affect the result.
 
-Code of F and C is not public; the following is our interpretation of the paper's abstract and of TempMe's counts.
-C (`prompts=context`): a BiLSTM over the class tokens that enter a block and one linear layer, both shared by all of
-these blocks, compute prompts of each frame. They are inserted unchanged, in block 0 too.
+The code of F and C is not public. The following is our interpretation of the paper's abstract and of TempMe's counts.
+C (`prompts=context`): a BiLSTM reads the class tokens that enter a block, and a linear layer computes the prompts of
+each frame. All of these blocks share both. Prompts are inserted unchanged, also in block 0.
 F (`video_blocks`): in the last blocks the tokens of all frames and P prompts of the video attend to each other.
-The preset `fc` has 4 prompts, 4 such blocks and no suffix. It has 14,208,000 weights; TempMe prints 14.10 M, which a
-usual LSTM does not give. It costs 57.85 GMACs without the 1.36 GMACs of the BiLSTM, which we count; TempMe, which omits
-the BiLSTM, prints 58.0.
+Preset `fc` has 4 prompts, 4 blocks of kind F and no suffix. It has 14,208,000 weights; TempMe prints 14.10 M, which a
+usual LSTM does not give. It costs 57.85 GMACs, plus 1.36 GMACs of the BiLSTM, which we also count. TempMe omits the
+BiLSTM, and prints 58.0.
 
 Shapes: B videos or captions, T frames, K blocks, P prompts, N tokens of a frame, L tokens of a caption, D, E widths.
 """
@@ -78,7 +79,7 @@ class VoPConfig:
 
 
 class ContextPrompts(nn.Module):
-    """Prompts of each frame, computed from the class tokens of all frames of its video."""
+    """BiLSTM and linear layer that compute prompts of each frame from the class tokens of all frames of its video."""
 
     def __init__(self, width: int, count: int, hidden: int) -> None:
         super().__init__()
@@ -161,7 +162,7 @@ class VoP(Method):
         return vision(frames, seams)
 
     def of_context(self, x: Tensor, state: TokenState) -> Tensor:
-        """Insert prompts, computed from the class tokens of a video, into its frames x (B*T, N, D): (B*T, N + P, D)."""
+        """Insert prompts into frames x (B*T, N, D) -> (B*T, N + P, D), computed from the class tokens of each video."""
         assert self.context is not None
         state.extra_macs += self.context.macs(len(x))
         prompts = self.context(x[:, 0].unflatten(0, (state.batch, state.frames)))
@@ -182,7 +183,7 @@ class VoP(Method):
         return l2_normalize(self.backbone.text(tokens, seams))
 
     def placed(self, x: Tensor, state: TokenState) -> Tensor:
-        """Insert the prompts of block 0 into embedded captions (B, L, E), at all positions of the tower: (B, 77, E)."""
+        """Insert the prompts of block 0 into embedded captions (B, L, E), padded to the context length: (B, 77, E)."""
         text, length = self.backbone.text, x.shape[1]
         table = text.positional_embedding.to(x.dtype)
         words = x - table[:length]  # without position embeddings, since positions change
@@ -207,7 +208,7 @@ class VoP(Method):
         return prefix, suffix
 
     def taken_back(self, length: int, x: Tensor, state: TokenState) -> Tensor:
-        """Map captions (B, 77, E) to (B, L, E): each position holds the readout of a caption that ends there."""
+        """Map tokens (B, 77, E) to (B, L, E): position i gets the token that is read if a caption ends at i."""
         a, b = self.around
         place = torch.arange(length, device=x.device).clamp(max=self.columns - 1)
         behind = torch.where(place == self.columns - 1, a + b, a)
@@ -215,9 +216,9 @@ class VoP(Method):
 
 
 def _prepend_prompts(prompts: Tensor, is_first: bool, x: Tensor, state: TokenState) -> Tensor:
-    """Return videos (B, P + T*N, D) with prompts (P, D), in place of the prompts before.
+    """Return the tokens (B, P + T*N, D) of videos with `prompts` (P, D), which replace those of the block before.
 
-    x are such videos or, in the first block of whole videos, frames (B*T, N, D).
+    x has this shape too or, in the first block of whole videos (`is_first`), that of frames (B*T, N, D).
     """
     rest = x.unflatten(0, (state.batch, state.frames)).flatten(1, 2) if is_first else x[:, len(prompts) :]
     return torch.cat([prompts.to(x.dtype).expand(len(rest), -1, -1), rest], dim=1)

@@ -1,16 +1,16 @@
-"""VR-LwF: LwF with random sentences, drawn from the tokenizer's vocabulary, in place of captions.
+"""VR-LwF: LwF with sentences of random words from the tokenizer's vocabulary instead of captions.
 
 Ding et al., "Don't Stop Learning: Towards Continual Learning for the CLIP Model", arXiv:2207.09248
 ("vocabulary replay"), as a baseline of CTVR (arXiv:2503.10111, table 1). The authors' code was not
 found; this code follows LwF-VR in ZSCL's repository:
 
-    w_1..w_R: sentences of `length` words, uniform over the vocabulary, drawn once for each task
+    w_1..w_R: features of sentences of `length` words, sampled uniformly from the vocabulary once for each task
     Z = s S(w*, v),  Z* = s S(w*, v*)      (R, B); * is the teacher, the model before the task
     L = L_retriever + weight (D(Z*^T -> Z^T) + D(Z* -> Z)),   D as in methods/lwf.py
 
-The first term compares a video with all sentences, the second a sentence with the videos of
-the batch. Difference: start and end of text are not drawn as words (the reference may draw them, and an
-end of text in mid-sentence ends the sentence there).
+v are features of videos, S is the retriever's similarity and s its factor. The first D compares a video with all
+sentences, the second a sentence with the videos of the batch. Difference: start and end of text are not sampled as
+words. The reference may sample them, and an end of text within a sentence ends it there.
 
 CTVR's row "TVR + CL" is this strategy on methods/clip_vip.py: preset `tvr-plus-cl`.
 """
@@ -150,7 +150,7 @@ class VRLwF(Strategy):
 
         Args:
             batch: pairs of this worker.
-            videos: (B, ...) the student's features of their videos.
+            videos: (B, ...) features of the batch's videos by the student.
         """
         assert self.teacher is not None
         sentences = self.taught(batch.frames.device)
@@ -181,7 +181,7 @@ class VRLwF(Strategy):
 
 
 def draw_sentences(clip: Clip, count: int, length: int) -> Tensor:
-    """Draw captions (count, length + 2) int64: words uniform over the vocabulary, between start and end of text."""
+    """Return token ids (count, length + 2) of sentences of random words from the vocabulary, with start and end."""
     empty = clip.tokenize([""])[0]
     start, end = int(empty[0]), int(empty.max())
     words = torch.randint(min(start, end), (count, length), device="cpu")  # both ends come after all words

@@ -1,21 +1,21 @@
 """XBT: a projection from the new to the old model's caption space, trained on noisy text features after each task.
 
 Jang & Lim, "Towards Cross-modal Backward-compatible Representation Learning for Vision-Language Models", ICCV 2025,
-arXiv:2405.14715, over any retriever whose caption is one vector. h and y are unit features of texts by the model after
-and before a task:
+arXiv:2405.14715, over any retriever that encodes a caption as one vector. h and y are unit features of texts by the
+model after and before a task, and p is the projection:
 
-    h' = unit(h + e),  e ~ N(0, noise^2 I), drawn again in each step
+    h' = unit(h + e),  e ~ N(0, noise^2 I), sampled again in each step
     L = mean (1 - cos(p(h'), y)),   or mean |p(h') - y|^2
     linear  p(h) = h W + b        mlp  p(h) = h + GELU(h W1 + b1) W2 + b2, hidden width d
 
-Frames are not read. The noise makes p valid in the neighborhood of captions, too, where the features of videos are. The
-projections of tasks are chained (methods/families/compensation.py). `sentences` adds random sentences to the captions
-of the task, which is possible because texts do not need data of an earlier task.
+Only texts are read. The noise makes p valid also near captions, where the features of videos are. The projections of
+tasks are chained (methods/families/compensation.py). `sentences` adds random sentences to the captions of the task;
+these do not need data of an earlier task.
 
 This is our interpretation of the abstract and of a later paper's description (noise, text alone, LoRA on pairs
-afterwards). The paper exchanges one CLIP for another; here each task is such an exchange. We chose the kind of p, the
-loss, the size of the noise, optimizer and steps. The paper's second stage, LoRA of the new model on pairs, is omitted,
-because in a stream the next task trains the model itself. The authors' code was not found.
+afterwards). The paper replaces one CLIP by another; here the model after each task replaces the model before it. We
+chose the kind of p, the loss, the size of the noise, optimizer and steps. The paper's second stage, LoRA of the new
+model on pairs, is omitted, because in a stream the next task trains the model itself. The authors' code was not found.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class XBTConfig:
 
 
 class Projection:
-    """Projection p with its loss, as a `FeatureMap`."""
+    """Projection p and its loss, a `FeatureMap`."""
 
     def __init__(self, config: XBTConfig) -> None:
         self.config = config
@@ -113,7 +113,7 @@ class Projection:
         return fit_by_gradient(start, loss, x, y, lr=config.lr, steps=config.steps, decay=0.0, select=self.distance)
 
     def distance(self, w: Weights, x: Tensor, y: Tensor) -> Tensor:
-        """Compute L without noise, a scalar."""
+        """Compute L without noise, a scalar, of the projection with weights `w` over texts x and y, (n, d) each."""
         found = self.apply(w, x)
         if self.config.loss == "cosine":
             return (1 - F.cosine_similarity(found, y, dim=-1)).mean()

@@ -1,4 +1,4 @@
-"""X-Pool: a caption attends to the frames of a video, so that a video's feature depends on the caption.
+"""X-Pool: each caption attends to the frames of each video, so that a video's feature depends on the caption.
 
 Gorti et al., "X-Pool: Cross-Modal Language-Video Attention for Text-Video Retrieval", arXiv:2203.15086
 (CVPR 2022), section 4.2, here fine-tuned on one task after the other as in CTVR (arXiv:2503.10111, table 1).
@@ -8,9 +8,9 @@ With features q (Q, d) of captions and f (V, T, d) of frames, neither normalized
     o = softmax_T(Q K^T / sqrt(d)) V W_o,  a = LN2(o)                    eq. 6
     r = LN3(a + Dropout(a W_l)),  S = cos(q, r)                          eq. 7-8; r is (V, Q, d)
 
-All matrices have biases and start as identities; a head with biases has the printed 152.59 M parameters.
+All matrices have biases and start as identities; with the biases, the model has the printed 152.59 M parameters.
 A video's feature depends on the query, so the frame features f are stored, which takes T times the usual space. The
-current head pools them, even if an older model computed them. Neither paper describes how it stores videos.
+current pooling head reads them, even if an older model computed them. Neither paper describes how it stores videos.
 
 Shapes: B pairs, Q captions, V videos, T frames, d joint embedding.
 """
@@ -96,11 +96,11 @@ class Pooling(nn.Module):
             nn.init.zeros_(linear.bias)
 
     def ask(self, queries: Tensor) -> Tensor:
-        """Compute the attention queries (Q, d) of captions (Q, d)."""
+        """Compute the attention queries (Q, d), eq. 3, from features of captions (Q, d)."""
         return self.q(self.ln_1(queries))
 
     def read(self, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute K and V W_o (V, T, d) of frames (V, T, d).
+        """Compute the keys K and the values V W_o, (V, T, d) each, from frame features (V, T, d).
 
         Attention weights sum to 1, so W_o can be applied before the attention, at a far lower cost.
         """
@@ -112,12 +112,12 @@ class Pooling(nn.Module):
         return (asked @ keys.mT / math.sqrt(keys.shape[-1])).softmax(dim=-1)
 
     def pool(self, asked: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Compute r (V, Q, d): the feature of every video for every caption."""
+        """Compute r (V, Q, d), the feature of every video for every caption, from the outputs of `ask` and `read`."""
         a = self.ln_2(self.attention(asked, keys) @ values)
         return self.ln_3(a + self._drop(self.linear(a)))
 
     def _drop(self, x: Tensor) -> Tensor:
-        """Apply dropout. Every worker computes this for the pairs of all workers, so all use one mask."""
+        """Apply dropout with the same mask on all workers, because each computes r for the pairs of all workers."""
         if world_size() == 1 or not self.training:
             return F.dropout(x, self.dropout, self.training)
         self.seed += 1
@@ -126,17 +126,18 @@ class Pooling(nn.Module):
             return F.dropout(x, self.dropout)
 
     def cosines(self, asked: Tensor, unit: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Compute cos(q, r) (V, Q) without dropout and without r, so a pair needs sums over T frames, not d dimensions.
+        """Compute cos(q, r) (V, Q) without dropout and without r: a pair needs sums over T frames, not d dimensions.
 
-        After the frame weights w (T,), all operations are linear except two LayerNorms and the norm. These are
-        quadratic forms of w. c are the values minus their mean over d, W is the residual layer, g, b are of LN2, LN3:
+        After the frame weights w (T,), all operations are linear except two LayerNorms and the norm of r, which need
+        quadratic forms of w. c are the values minus their mean over d. W is the matrix and b the bias of the residual
+        layer; g_2, b_2 and g_3, b_3 are weight and bias of LN2 and LN3:
 
             s^2 = w (c c' / d) w' + eps,  r before LN3 = u M,  u = (w / s, 1),  M = [(c g_2) (1 + W)'; b_2 + W b_2 + b]
             N = (M - mean over d) g_3,  r = u N / s_3 + b_3,  s_3^2 = u (N/g_3)(N/g_3)' u' / d + eps
 
         Args:
             asked, keys, values: see `pool`.
-            unit: (Q, d) captions of length 1.
+            unit: (Q, d) features of captions, normalized to length 1.
         """
         d, first, last = values.shape[-1], self.ln_2, self.ln_3
         centred = values - values.mean(dim=-1, keepdim=True)  # c (V, T, d)
@@ -155,7 +156,7 @@ class Pooling(nn.Module):
 
 
 def quadratic(x: Tensor, form: Tensor) -> Tensor:
-    """Compute x A x' for every row: x (V, Q, T) and A (V, T, T) -> (V, Q)."""
+    """Compute x A x' for every row x of `x` (V, Q, T), with A = `form` (V, T, T): (V, Q)."""
     return ((x @ form) * x).sum(dim=-1)
 
 
@@ -202,7 +203,7 @@ class XPool(Method):
         return self.backbone.text(tokens).float()
 
     def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
-        """Compute cos(q_j, r_ij): captions (Q, d), stored frames (V, T, d) -> (Q, V). Videos are not encoded again."""
+        """Compute cos(q, r) of captions (Q, d) and stored frame features (V, T, d): (Q, V)."""
         with torch.autocast(queries.device.type, enabled=False):
             queries = queries.float()
             asked, unit = self.pooling.ask(queries), F.normalize(queries, dim=-1)

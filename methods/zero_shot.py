@@ -1,4 +1,4 @@
-"""Zero-shot CLIP: the lower reference (Radford et al., arXiv:2103.00020; row "Zero-Shot CLIP" of CTVR, table 1).
+"""Zero-shot CLIP: the untrained baseline (Radford et al., arXiv:2103.00020; row "Zero-Shot CLIP" of CTVR, table 1).
 
 f = CLIP(frame), v = mean of f over frames, at unit length; q = CLIP(caption), at unit length; S = q v^T.
 Weights are not trained, so stored features never become outdated and backward forgetting is exactly 0.
@@ -30,7 +30,7 @@ class ZeroShotConfig:
 
 
 class ZeroShot(Method):
-    """Frozen CLIP with mean-pooled frames."""
+    """Frozen CLIP, whose frame features are averaged."""
 
     Config = ZeroShotConfig
     PRESETS = {"chance": Override({"method.is_chance": True})}  # a control, not in the paper

@@ -1,8 +1,9 @@
 """ZSCL: distills the pre-trained model's similarities on a reference set, and averages the weights within a task.
 
 Zheng et al., "Preventing Zero-Shot Transfer Degradation in Continual Learning of Vision-Language Models",
-arXiv:2303.06628 (ICCV 2023), as a baseline of CTVR (arXiv:2503.10111, table 1). With reference images x
-and texts y that belong to no task (methods/layers/replay/reference.py), s CLIP's factor, * the pre-trained model:
+arXiv:2303.06628 (ICCV 2023), as a baseline of CTVR (arXiv:2503.10111, table 1). x are images and y texts of a
+reference set that is not part of any task (methods/layers/replay/reference.py). S is the retriever's similarity, s
+CLIP's factor, * marks features by the pre-trained model, and theta^ is the average of the weights theta:
 
     Z = s S(y*, x),  Z* = s S(y*, x*)      (R, B), section 3.1
     L = L_retriever + weight (D(Z*^T -> Z^T) + D(Z* -> Z)) + l2 |theta - theta_start|^2,   D as in methods/lwf.py
@@ -12,11 +13,11 @@ The teacher is never updated (otherwise the method would be LwF). theta^ replace
 method is in evaluation mode.
 
 Differences: an image is a video of one frame. The paper uses ImageNet images and CC3M captions. Without them, the
-reference set is a small set of drawn images, and results are not comparable with the paper's results. The paper trains
-1000 steps for each task and averages every 100; tasks of CTVR have 200 to 1600 steps, and its interval is not
-published. An interval of 10 gives nearly the same mean and suits short tasks, too. Preset `original` is the released
-command: l2 and the average act together (the paper's ablation treats them as alternatives), the factor is fixed
-(base.train_scale=false), and snapshots are taken after 1, 1 + I, 1 + 2I, ... steps.
+reference set is a small set of synthetic images, and results are not comparable with the paper's. The paper trains each
+task for 1000 steps and averages every 100; tasks of CTVR have 200 to 1600 steps, and its interval is not published. An
+interval of 10 gives nearly the same mean and also suits short tasks. Preset `original` is the released command: l2 and
+the average are used together (the paper's ablation treats them as alternatives), the factor is fixed
+(base.train_scale=false), and weights are added to the average after 1, 1 + I, 1 + 2I, ... steps, I the interval.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class ZSCLConfig:
 
 
 class ZSCL(Strategy):
-    """Strategy that distills the pre-trained model into a retriever on other data, and averages its weights."""
+    """Strategy that distills the pre-trained model into a retriever on a reference set, and averages its weights."""
 
     Config = ZSCLConfig
     PRESETS = {
@@ -221,7 +222,7 @@ class ZSCL(Strategy):
         return self._texts
 
     def distance(self) -> Tensor:
-        """Compute |theta - theta_start|^2, a sum over all trained weights."""
+        """Compute |theta - theta_start|^2, a scalar, over all trained weights."""
         pairs = zip(self._trained(), self._start, strict=True)
         return torch.stack([(now - start).float().square().sum() for now, start in pairs]).sum()
 
@@ -237,7 +238,7 @@ class ZSCL(Strategy):
                 average += (now - average) / (self._averaged + 1)
 
     def train(self, mode: bool = True) -> ZSCL:
-        """Replace theta by theta^ in evaluation mode, and restore it in training mode."""
+        """Use the average theta^ as weights in evaluation mode, and restore theta in training mode."""
         super().train(mode)
         if self._average and not mode and self._aside is None:
             self._aside = self._copy()
@@ -249,7 +250,7 @@ class ZSCL(Strategy):
 
     @property
     def _offset(self) -> int:
-        """Return the number of steps before the first snapshot, modulo the interval."""
+        """Return the number of steps, modulo the interval, after which weights are first added to the average."""
         return int(self.config.average_from == "first")
 
     def _trained(self) -> list[nn.Parameter]:

@@ -1,13 +1,15 @@
-"""Search spaces of the methods, one file per family. Each file has the dictionaries below, whose keys are methods.
+"""Search spaces of the methods, one file per family. A file has some of these dictionaries, whose keys are methods:
 
-FIXED: settings of every trial, if any. SPACE: setting -> Ray Tune domain. PAPER: values of SPACE's settings with which
-a search begins, where they differ from the defaults. METRIC, MODE: objective of a search without
-`search.metric` (default: the gain over zero-shot in the union of all galleries, in the CVLM protocol the mean R@1).
-CONDITIONS: docs/search.md. A row of tables that is a method with a preset (methods.CONFIGURATIONS) has its own entry
-where it differs from the method.
+FIXED: settings with the same value in every trial.
+SPACE: setting -> Ray Tune domain.
+PAPER: values of settings in SPACE for the first trial of a search, where they differ from the defaults.
+METRIC, MODE: objective of a search if `search.metric` is not set (default: the gain in R@1 over zero-shot CLIP in the
+union of all galleries; in the protocol CVLM, the mean R@1).
+CONDITIONS: settings that exist only for some values of another setting; see docs/search.md.
 
-Other properties of a setting (not published, read by later tasks only, bounded by another setting, number of blocks)
-are in the method's Config; see methods/settings.py.
+A table row that is a method with a preset (methods.CONFIGURATIONS) has its own entry where it differs from the method.
+The method's Config declares other properties of a setting (not published, read by later tasks only, bounded by another
+setting, number of blocks); see methods/settings.py.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Search spaces of efficient adaptation: LoRA with reduced tokens, adapters, prompts and UMT."""
+"""Search spaces of parameter-efficient adaptation (LoRA with token reduction, adapters, prompts) and of UMT."""
 
 from ray import tune
 

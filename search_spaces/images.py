@@ -1,4 +1,4 @@
-"""Search spaces of methods over labeled images. Initial values are those of the release; we chose the ranges."""
+"""Search spaces of methods over images. Initial values are those of the released code; we chose the ranges."""
 
 from ray import tune
 

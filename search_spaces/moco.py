@@ -1,4 +1,4 @@
-"""Search spaces of BMU-MoCo, its retrievers and its competitors. Gao et al., NeurIPS 2022, section 4.1."""
+"""Search spaces of BMU-MoCo, its controls and its competitors (Gao et al., NeurIPS 2022, section 4.1)."""
 
 from ray import tune
 

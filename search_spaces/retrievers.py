@@ -1,4 +1,4 @@
-"""Search spaces of retrievers: reference points, CAMoE and its loss, X-Pool, CLIP-ViP, MoE-Adapters."""
+"""Search spaces of zero-shot CLIP, CLIP4Clip, joint training, CAMoE and its loss, X-Pool, CLIP-ViP, MoE-Adapters."""
 
 from ray import tune
 

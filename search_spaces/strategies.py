@@ -1,4 +1,4 @@
-"""Search spaces of strategies that wrap any retriever, and of those that keep a stored index compatible."""
+"""Search spaces of strategies for any retriever, among them those that keep a stored index compatible."""
 
 from ray import tune
 

@@ -1,11 +1,11 @@
 """Two metrics of text-to-video retrieval: nDCG with graded relevance, and mean average precision.
 
 nDCG@k   DCG@k of the ranking / DCG@k of the best ranking,   DCG@k = sum_i (2^g_i - 1) / log2(1 + i)   [1]
-         g = 2 for a relevant video, 1 for another video of the same category, 0 otherwise
-AP       mean over the relevant videos of: relevant videos up to its rank / its rank
+         g_i = 2 if the video at rank i is relevant, 1 if it only has the category of the target, 0 otherwise
+AP       mean over the relevant videos of (number of relevant videos up to its rank) / (its rank)
 
-[1] Burges et al., Learning to rank using gradient descent, ICML 2005. Both are in percent, and equal scores are ordered
-by column.
+Both metrics are in percent. Videos with equal scores are ordered by column.
+[1] Burges et al., Learning to rank using gradient descent, ICML 2005.
 """
 
 import torch
@@ -14,7 +14,7 @@ K = 10
 
 
 def ndcg(scores, queries, items):
-    """Return nDCG@K: scores (Q, V), Q queries with `target` and `relevant`, V items with `category`."""
+    """Return the mean nDCG@K of scores (Q, V); queries have `target` and `relevant`, items have `category`."""
     names = [item.category for item in items]
     gains = torch.tensor([[float(name == names[query.target]) for name in names] for query in queries])
     for row, query in zip(gains, queries):
@@ -27,7 +27,7 @@ def ndcg(scores, queries, items):
 
 
 def mean_average_precision(scores, queries, items):
-    """Return the mean of AP over all queries."""
+    """Return the mean AP over all queries, given scores (Q, V)."""
     order = scores.argsort(dim=1, descending=True, stable=True)
     ranks = order.argsort(dim=1) + 1  # (Q, V) from 1
     found = []

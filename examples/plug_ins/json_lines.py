@@ -1,4 +1,4 @@
-"""A mirror that writes the rows of a run as lines of JSON."""
+"""A mirror, which copies the metrics of a run to a file with one JSON object per line."""
 
 import json
 

@@ -1,6 +1,6 @@
-"""Lion, an optimizer with one moment (Chen et al., arXiv:2302.06675, algorithm 2).
+"""Lion, an optimizer with one moment m per weight p (Chen et al., arXiv:2302.06675, algorithm 2).
 
-c = b1 m + (1 - b1) g,   p -= eta (sign(c) + wd p),   m = b2 m + (1 - b2) g
+c = b1 m + (1 - b1) g,   p -= eta (sign(c) + wd p),   m = b2 m + (1 - b2) g;   g: gradient, eta: learning rate
 """
 
 import torch

@@ -1,11 +1,11 @@
-"""A-GEM for any retriever: projects the gradient of a step, so that the loss of drawn memory pairs does not increase.
+"""A-GEM for any retriever: projects the gradient of a step, so that the loss of memory pairs does not increase.
 
 Chaudhry et al., "Efficient Lifelong Learning with A-GEM", arXiv:1812.00420, eq. 11:
 
-    g~ = g - min(0, g' r) / (r' r) r     g: gradient of the batch, r: gradient of pairs drawn from the memory
+    g~ = g - min(0, g' r) / (r' r) r     g: gradient of the batch, r: gradient of pairs sampled from the memory
 
-What we changed: the loss is the loss of the wrapped retriever, over pairs instead of classes. The memory has an equal
-number of pairs of each task (`buffer_policy`) instead of each class.
+What we changed: the loss is that of the wrapped retriever, over pairs instead of classes. The memory has equally many
+pairs of each task (`buffer_policy`), instead of equally many of each class.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class AGemConfig(ReplayConfig):
 
 
 class AGem(ReplayStrategy):
-    """A strategy that removes from a gradient the part that conflicts with the gradient of the memory."""
+    """A strategy that removes from a gradient the part that would increase the loss of memory pairs."""
 
     Config = AGemConfig
 

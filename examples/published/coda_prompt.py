@@ -2,14 +2,14 @@
 
 Smith et al., "CODA-Prompt: Continual Decomposed Attention-based Prompting", arXiv:2211.13218:
 
-    p = sum of alpha_m P_m                        prompt
-    alpha_m = cos(q(x) * A_m, K_m)                weight; A_m: attention of component m, K_m: its key
-    loss = L + lambda sum over blocks of (m(P P' - I) + m(K K' - I) + m(A A' - I))       m: mean of squares
+    p = sum of alpha_m P_m                        prompt of component m: P_m
+    alpha_m = cos(q(x) * A_m, K_m)                weight; q(x): query, A_m: attention of component m, K_m: its key
+    loss = L + lambda sum over blocks of (S(P P' - I) + S(K K' - I) + S(A A' - I))       S: mean of squares
 
-Every block has its own P, K and A, and components of earlier tasks are frozen. m is that of the authors' code. What we
-changed: prompts are tokens in the first `depth` vision blocks; the authors use prefix tuning in five. The query is the
-feature of a video. New components are zero, so that they do not change prompts before their training, and their keys
-are random; the authors' code makes both orthogonal to earlier ones. Captions are encoded by CLIP.
+Every block has its own P, K and A, and components of earlier tasks are frozen. The authors' code also has the mean S.
+What we changed: prompts are tokens in the first `depth` vision blocks; the authors use prefix tuning in five. The query
+is the feature of a video. New components are zero, so that they do not change prompts before their training, and their
+keys are random; the authors' code makes both orthogonal to earlier ones. Captions are encoded by CLIP.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class CodaPromptConfig:
 
 
 class CodaPrompt(Method):
-    """Frozen CLIP with decomposed prompts."""
+    """Frozen CLIP with prompts that are weighted sums of components."""
 
     Config = CodaPromptConfig
 

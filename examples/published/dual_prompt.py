@@ -2,14 +2,14 @@
 
 Wang et al., "DualPrompt: Complementary Prompting for Rehearsal-free Continual Learning", arXiv:2204.04799:
 
-    blocks 0 .. G-1 get the general prompt, the next E blocks get the expert prompt of a task
-    loss = L + lambda (1 - cos(q(x), k_t))         objective with the matching loss
-    at test: the task whose key is nearest to q(x)
+    blocks 0 .. G-1 get the general prompt, the next E blocks get the expert prompt of task t
+    loss = L + lambda (1 - cos(q(x), k_t))         q(x): query of input x, k_t: key of task t
+    at test, t is the task whose key is nearest to q(x)
 
-What we changed: prompts are tokens (the paper's prompt tuning; its default is prefix tuning) and only videos have
+What we changed: prompts are tokens (the paper's prompt tuning; its default is prefix tuning), and only videos have
 them; captions are encoded by CLIP. The query is the feature of a video. A task starts from the prompt and the key of
-the previous task, so that outputs do not change before its training; in the authors' code only from the prompt. That
-code gives all images of a test batch the prompt that most of them choose; here each video chooses.
+the previous task, so that outputs do not change before its training; in the authors' code, only from the prompt. At
+test, that code selects one prompt for a batch of images, by majority; here a prompt is selected for each video.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class DualPrompt(Method):
         return [{"name": "prompts", "params": [self.general, self.experts[-1], self.keys[-1]], "lr": self.config.lr}]
 
     def _cosines(self, frames: Tensor) -> Tensor:
-        """Return the cosine of each video and each task's key, (B, tasks)."""
+        """Return the cosines (B, tasks) between the query of each video and the key of each task."""
         with torch.no_grad():
             query = mean_pool(self.backbone.vision(frames))
         return query @ l2_normalize(torch.stack(list(self.keys))).mT

@@ -4,10 +4,10 @@ Liang and Li, "InfLoRA: Interference-Free Low-Rank Adaptation for Continual Lear
 
     W_t = W + sum over i <= t of A_i B_i                  B_t (r, D) is fixed and A_t (D, r) is trained
     B_t = the r main directions of (I - M M') H_t, / sqrt(3)    H_t: inputs of the layer for the new task
-    M: main directions of the inputs of earlier tasks, with the share `energy`    GPM, arXiv:2103.09762
+    M: main directions of earlier tasks' inputs, with the share `energy` of their squares    GPM, arXiv:2103.09762
 
-LoRA is on k and v, and B_t is divided by sqrt(3), as in the authors' code. What we changed: only the vision tower
-learns, and captions are encoded by CLIP. M grows as in GPM, without the second memory for large M (DualGPM). The
+LoRA is on k and v, and B_t is divided by sqrt(3), as in the authors' code. What we changed: only the vision tower is
+trained, and captions are encoded by CLIP. M grows as in GPM, without the second memory for large M (DualGPM). The
 authors' code raises `energy` linearly to 1 over the tasks, computes directions from H H' instead of H, and keeps one
 direction fewer after the first task. Shapes: D width, r rank.
 """
@@ -90,7 +90,7 @@ class InfLora(Method):
             self.known[block] += (kept @ kept.mT).float()
 
     def _unknown(self, loader: Iterable[Batch]) -> Tensor:
-        """Return (I - M M') H H' (I - M M') of every block, (blocks, D, D); set `energies`, sums of squares of H."""
+        """Return (I - M M') H H' (I - M M') of every block, (blocks, D, D); set `energies` to sums of squares of H."""
         self.moments = torch.zeros_like(self.known, dtype=torch.float64)
         for batch in loader:
             self.encode_video(batch.frames)

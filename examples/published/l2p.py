@@ -7,9 +7,10 @@ Wang et al., "Learning to Prompt for Continual Learning", arXiv:2112.08654:
     loss   = L(x) + lambda sum over chosen k of (1 - cos(q(x), k))  eq. 5
 
 What we changed: the query is the feature of a video, which selects the same prompts for all of its frames. A frame's
-feature is read at its class token, because CLIP's projection fits it; the paper averages the outputs at the prompts.
-Captions are encoded by CLIP. Of the paper's options, eq. 4 (prompts that were chosen often are penalized) is omitted.
-The authors' code gives all images of a batch the prompts that most of them choose; here each video chooses, as printed.
+feature is the output at its class token, for which CLIP's projection was trained; the paper averages the outputs at the
+prompts. Captions are encoded by CLIP. The paper's optional eq. 4 (a penalty for prompts that were chosen often) is
+omitted. The authors' code selects the same prompts for a batch of images, by majority; here, as in the paper, prompts
+are selected for each video.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class L2P(Method):
         return [{"name": "pool", "params": [self.prompts, self.keys], "lr": self.config.lr}]
 
     def _choose(self, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cosines of the chosen keys and the indices of these keys, (B, N) each."""
+        """Return the cosines of the N chosen keys with each video's query, and the keys' indices, (B, N) each."""
         with torch.no_grad():
             query = mean_pool(self.backbone.vision(frames))
         cosines, chosen = (query @ l2_normalize(self.keys).mT).topk(min(self.config.top, self.config.pool), dim=1)

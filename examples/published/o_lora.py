@@ -6,8 +6,8 @@ Wang et al., "Orthogonal Subspace Learning for Language Model Continual Learning
     loss = L + lambda sum over i < t of |A_i A_t'|^2        orthogonality
 
 What we changed: LoRA is on q and v of both CLIP towers, with scale 1 and without dropout; in the authors' code the
-scale is 4 and the dropout 0.1. |.|^2 is the sum of squares; that code sums absolute values, and can also penalize
-the norms of A_t and B_t.
+scale is 4 and the dropout rate 0.1. |.|^2 is the sum of squares; the authors' code sums absolute values instead, and
+can also penalize the norms of A_t and B_t.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class OLoraConfig:
 
 
 class OLora(Method):
-    """Frozen CLIP with the sum of a LoRA for each task."""
+    """Frozen CLIP with the sum of several LoRAs, one for each task."""
 
     Config = OLoraConfig
 

@@ -2,13 +2,13 @@
 
 McDonnell et al., "RanPAC: Random Projections and Pre-trained Models for Continual Learning", arXiv:2307.02251:
 
-    h = relu(P v),   G <- G + sum h h',   C <- C + sum h q'
+    h = relu(P v),   G <- G + sum h h',   C <- C + sum h q'       v: feature of a video, P: random matrix
     W = (G + lambda I)^-1 C            lambda: of 10^-8, ..., 10^8, the best one for a held-out fifth of the new task
 
-What we changed: targets q are captions instead of classes, and the feature of a video is unit(v + strength unit(W' h)).
-v is normalized. The first task trains LayerNorms instead of adapters, scales and shifts, or prompts. Every fifth pair
-is held out; the authors' code takes the last fifth of shuffled ones. Shapes: B pairs, M random features, d joint
-embedding.
+What we changed: targets q are features of captions instead of classes, and a video is encoded as
+unit(v + strength unit(W' h)). v is normalized. The first task trains LayerNorms instead of adapters, scales and shifts,
+or prompts. Every fifth pair is held out; the authors' code shuffles the pairs and holds out the last fifth. Shapes: B
+pairs, M random features, d joint embedding.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RanPacConfig:
 
 
 class RanPac(Method):
-    """CLIP that is trained in the first task, and a linear map of videos that is solved after every task."""
+    """CLIP that is trained in the first task, with a map of videos that ridge regression updates after every task."""
 
     Config = RanPacConfig
 
@@ -86,7 +86,7 @@ class RanPac(Method):
 
 
 def _penalty(h: Tensor, q: Tensor) -> float:
-    """Return the penalty with the smallest error on every fifth pair of h (B, M) and q (B, d)."""
+    """Return the penalty lambda whose W has the smallest error on every fifth pair of h (B, M) and q (B, d)."""
     held = torch.arange(len(h), device=h.device) % 5 == 0
     gram, cross = h[~held].mT @ h[~held], h[~held].mT @ q[~held]
     errors = {x: (h[held] @ _solve(gram, cross, x) - q[held]).square().sum().item() for x in PENALTIES}

@@ -4,14 +4,15 @@ Wang et al., "Self-Expansion of Pre-trained Models with Mixture of Adapters", ar
 
     MLP(x) + sum of w_k adapter_k(x),  w = softmax(router m)      Sec. 3.4; m: mean of the tokens x of an image
     loss = L + mean of (m - descriptor_k(m))^2                    Sec. 3.3; a descriptor is a linear autoencoder
-    z = (error - mean) / deviation                                Sec. 3.6; of the error of a descriptor
+    z = (error - mean) / deviation                                Sec. 3.6; error of a descriptor, standardized
 
 A task adds an adapter to a block if z exceeds a threshold for all descriptors of the block; otherwise nothing is
-trained there. `begin_task` adds a candidate to each block; `prepare_task` selects candidates, and a buffer keeps the
-selection. m instead of x is from the authors' code. What we changed: all blocks decide at the same time, from the mean
-of z over a task, and blocks before the last `depth` have no adapter. Mean and deviation are those after the training.
-That code averages |z| over a batch, gives x to adapters before the LayerNorm, adds biases to router and adapters, and
-trains descriptors after the adapters. Captions are encoded by CLIP. Shapes: K candidates so far, D width.
+trained in the block. `begin_task` adds a candidate (adapter and descriptor) to each block; `prepare_task` selects
+candidates, and a buffer stores the selection. The use of m instead of x is from the authors' code. What we changed: all
+blocks decide at the same time, from the mean of z over a task, and only the last `depth` blocks have adapters. Mean and
+deviation are measured after the training. The authors' code averages |z| over a batch, gives x to adapters before the
+LayerNorm, adds biases to router and adapters, and trains descriptors after the adapters. Captions are encoded by CLIP.
+Shapes: K candidates so far, D width.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class SemaConfig:
 
 
 class Candidate(nn.Module):
-    """An adapter with its descriptor and its row of the router."""
+    """Adapter with its descriptor, its row of the router, and the statistics of the descriptor's error."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -73,7 +74,7 @@ class Candidate(nn.Module):
 
 
 class Sema(Method):
-    """Frozen CLIP with a mixture of adapters, to which a task adds adapters if its data is new."""
+    """Frozen CLIP with mixtures of adapters; a task adds adapters to blocks in which its data differs."""
 
     Config = SemaConfig
 

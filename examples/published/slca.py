@@ -4,13 +4,13 @@ Zhang et al., "SLCA: Slow Learner with Classifier Alignment", arXiv:2303.05118. 
 Classifier alignment: each class has a mean and a covariance of its features,
 
     z ~ N(f mean_c, covariance_c) for all classes c so far;   the head is trained on z after every later task
-    f = 0.9 + 0.1 (t_c + 1) / (t + 1)                         authors' code; t: task, t_c: task that c is from
+    f = 0.9 + 0.1 (t_c + 1) / (t + 1)                         authors' code; t: newest task, t_c: task of class c
 
-What we changed: the head maps captions, q = unit(x + W x), and each category has a Gaussian of its pairs [video, x].
-A step takes equally many samples of every category, and its loss compares the pairs; logits are not normalized by task.
-The next task continues from the aligned head; the authors' code returns to the head before the alignment. Their
-alignment has weight decay and a cosine schedule. Every commit stores C factors of covariances, (2d, 2d) each. Shapes:
-B pairs, d joint embedding, C categories.
+What we changed: the head maps caption features x to q = unit(x + W x), and each category has one Gaussian of its pairs
+[video, x]. A step samples equally many pairs of every category, and its loss is contrastive; logits are not normalized
+by task. The next task continues from the aligned head; the authors' code returns to the head before the alignment, and
+uses weight decay and a cosine schedule in the alignment. Every commit stores C factors of covariances, (2d, 2d) each.
+Shapes: B pairs, d joint embedding, C categories.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SlcaConfig:
 
 
 class Slca(Method):
-    """Fine-tuned CLIP with a head on captions."""
+    """CLIP, fine-tuned at a low learning rate, with a head on captions."""
 
     Config = SlcaConfig
 

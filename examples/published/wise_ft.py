@@ -3,10 +3,10 @@
     WiSE-FT    average = (1 - alpha) theta_0 + alpha theta       (Wortsman et al., arXiv:2109.01903)
     EMA        average <- decay average + (1 - decay) theta      after every step, from theta_0 on
 
-theta_0 are the initial weights; for parameters of CLIP they are the pre-trained ones. Galleries, evaluations and the
-saved model use the average, and the next task continues from theta. What we changed: WiSE-FT is for one task; here the
-average is updated in every task, and theta_0 does not change. EMA is torch's `get_ema_avg_fn`; Polyak and Juditsky
-(1992) give all steps equal weights.
+theta are the trained weights and theta_0 the initial ones; for parameters of CLIP these are the pre-trained weights.
+Galleries, evaluations and the saved model use the average, and the next task continues from theta. What we changed:
+WiSE-FT is for one task; here the average is updated in every task, and theta_0 does not change. EMA is that of torch's
+`get_ema_avg_fn`; Polyak and Juditsky (1992) instead give all steps equal weights.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class WiseFtConfig:
 
 
 class WiseFt(Strategy):
-    """A strategy whose parameters are the average in evaluation mode and the trained weights in training mode."""
+    """A strategy that uses averaged weights in evaluation mode and the trained weights in training mode."""
 
     Config = WiseFtConfig
     PRESETS = {"ema": {"method.average": "ema"}}

@@ -1,6 +1,6 @@
-"""A protocol of another package: CTVR whose stored videos are all encoded again after every task.
+"""Example of a protocol in another package: CTVR, except that all stored videos are encoded again after every task.
 
-Its R@1 is that of a run of the protocol `ctvr` with `evaluation.reencode=100`.
+Its R@1 equals that of the protocol `ctvr` with `evaluation.reencode=100`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from ctvr.orchestrator.learning.evaluation.protocols import CTVR
 
 
 class FreshIndex(CTVR):
-    """Protocol in which all captions so far search all videos so far, both encoded by the current model."""
+    """Protocol in which all captions so far search all videos so far; the current model encodes both."""
 
     name = "fresh_index"
     reencodes_gallery = True

@@ -1,4 +1,4 @@
-"""A searcher that changes one setting of the best point so far."""
+"""Example of a searcher in another package: it changes one setting of the best trial so far."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import numpy as np
 
 
 class OneAtATime:
-    """Searcher that changes one setting at a time, in turn, of the best complete trial by the first objective.
+    """Searcher that suggests the settings of the best complete trial, by the first objective, with one setting changed.
+
+    The changed setting is the next one of the space in turn.
 
     Args:
         search: settings of the search (`search.*`): its seed, and the `metrics` and `modes` of its objectives.
@@ -32,7 +34,7 @@ class OneAtATime:
         return point
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        """Ignore results after single tasks."""
+        """Do nothing, because only results after the last task are compared."""
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
         if result is None or error or result["task"] < self.num_tasks:

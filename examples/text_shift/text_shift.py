@@ -1,6 +1,6 @@
-"""A method of another package: zero-shot CLIP whose captions learn one shift of the embedding.
+"""Example of a method in another package: CLIP with one trained shift, which is added to the features of captions.
 
-q = unit(CLIP(caption) + s),   s (d,) zero at first: the untrained method is zero-shot CLIP
+q = unit(CLIP(caption) + s),   where the shift s (d,) is initially zero, so the untrained method is zero-shot CLIP
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ctvr.methods.layers.pooling import mean_pool
 
 @dataclass(frozen=True, kw_only=True)
 class TextShiftConfig:
-    """Settings: `ctvr methods text_shift` prints them, and arguments such as method.lr=1e-4 set them."""
+    """Settings of TextShift; `ctvr methods text_shift` prints them, and arguments such as method.lr=1e-4 set them."""
 
     lr: float = setting(1e-4, doc="learning rate of the shift")
 
 
 class TextShift(Method):
-    """Frozen CLIP and d trained numbers."""
+    """Frozen CLIP with one trained shift (d,) of the features of captions."""
 
     Config = TextShiftConfig
 

@@ -2,7 +2,7 @@
 
 This file is not a method. The model after task k encodes the videos of task k, which are never encoded again. After
 each later task j a map g_j, called a link, is fitted to the training captions of task j. It maps their features by the
-model after task j to their features by the model before it. A caption feature q_t of the model after task t then
+model after task j to their features by the model before task j. A caption feature q_t by the model after task t then
 searches the videos of task k as
 
     q^(k) = g_{k+1}( .. g_t(q_t)), normalized after each link;   q^(t) = q_t
@@ -34,7 +34,7 @@ from ctvr.methods.settings import SettingError
 
 
 class Link(nn.Module):
-    """Base class of R maps from unit features of a model to those of the model before it, initially the identity."""
+    """Base class of R maps from unit features by a model to those by its predecessor; a new map is the identity."""
 
     identity: Tensor  # (R,) bool, maps that return features unchanged, bit-identical
 
@@ -65,7 +65,7 @@ class Link(nn.Module):
 
 
 class FeatureMap(Protocol):
-    """Interface of a kind of map with its settings; weights are arguments, so that a link can store several sets."""
+    """Interface of a kind of map; its functions take the weights, so that a link can store several sets of weights."""
 
     def start(self, width: int) -> Weights:
         """Return weights with which the map is the identity on features of width `width`."""
@@ -76,7 +76,7 @@ class FeatureMap(Protocol):
         ...
 
     def fit(self, x: Tensor, y: Tensor) -> Weights:
-        """Return float32 weights, on the device of x, of a map from x (n, d) to y (n, d)."""
+        """Fit a map from x (n, d) to y (n, d), and return its float32 weights on the device of x."""
         ...
 
 
@@ -88,9 +88,9 @@ class MapLink(Link):
 
         Args:
             kind: kind of map.
-            width: d.
-            rows: R.
-            pairs: maximum number of pairs to which a map is fitted.
+            width: width d of a caption's feature.
+            rows: number R of maps.
+            pairs: maximum number of pairs of features to which a map is fitted.
         """
         super().__init__(rows)
         self.kind, self.pairs = kind, pairs
@@ -113,7 +113,7 @@ class MapLink(Link):
 
 
 class QueryCompensation(Strategy):
-    """Base class of strategies whose captions search older galleries by the links of all tasks since."""
+    """Base class of strategies that map captions to the model of a gallery by the links of all tasks after it."""
 
     EPOCH_STATE = ("_taught",)
 
@@ -146,7 +146,7 @@ class QueryCompensation(Strategy):
         self.text_passes = 0 if base.declared.task_conditioned_text else 1
 
     def make_link(self, width: int, rows: int) -> Link:
-        """Return a new link of `rows` maps of features of width `width`."""
+        """Return an untrained link: `rows` maps, each from features of width `width` to features of the same width."""
         raise NotImplementedError
 
     # ---------------------------------------------------------------------------------- the stream
@@ -160,10 +160,10 @@ class QueryCompensation(Strategy):
         super().begin_task(task)
 
     def _width(self, teacher: Frozen) -> int:
-        """Return d, measured by encoding a caption of one word.
+        """Return the width d of a caption's feature, measured by encoding a caption of one word.
 
         Raises:
-            ValueError: if its feature is not one vector.
+            ValueError: if the feature of a caption is not one vector.
         """
         held = next(chain(self.base.parameters(), self.base.buffers()), torch.empty(0))
         shape = teacher("encode_text", torch.tensor([[1, 2]], device=held.device)).shape
@@ -189,9 +189,9 @@ class QueryCompensation(Strategy):
 
     @torch.no_grad()
     def fit_link(self, link: Any, captions: Sequence[Tensor]) -> None:
-        """Fit all maps of the link of the current task to captions, given as tokens (B, L) of each batch.
+        """Fit all maps of the current task's link to captions, given as the tokens (B, L) of each batch.
 
-        At the end of a task every worker gets all its pairs, so features need not be gathered.
+        At the end of a task every worker gets all pairs of the task, so features need not be gathered.
         """
         assert self.teacher is not None
         is_by_task = self.base.declared.task_conditioned_text
@@ -204,11 +204,11 @@ class QueryCompensation(Strategy):
     # ---------------------------------------------------------------------------------- searching
 
     def links_to(self, block: int) -> list[Link]:
-        """Return the links that lead from the current model to that of task `block`, the newest first."""
+        """Return the links from the current model to the model after task `block`, the newest link first."""
         return [self.links[j - 1] for j in range(self.index, block, -1)]  # type: ignore[misc]
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
-        """Encode captions (B, L) for the stored videos of `task`: (B, d), with the norms of the retriever's output."""
+        """Encode captions (B, L) to search the videos of `task`: (B, d), with the norms of the retriever's features."""
         feature = self.base.encode_text(tokens, task)
         return feature if task is None else self.move_text(feature, task)
 
@@ -235,7 +235,7 @@ class QueryCompensation(Strategy):
     # ------------------------------------------------------------------------------------- losses
 
     def distilled(self, batch: Batch, query_weight: float, video_weight: float) -> dict[str, Tensor]:
-        """Return the losses of the retriever, and the mean of 1 - cos between features by the old and the new model.
+        """Return the retriever's loss terms, plus the mean of 1 - cos between features by the old and the new model.
 
         Args:
             batch: batch of the current task.
@@ -257,12 +257,12 @@ class QueryCompensation(Strategy):
 
 
 def row_of(link: Link, block: int) -> int:
-    """Return the index of the map of a link that is used to search the videos of task `block`."""
+    """Return the index of the map in `link` with which captions search the videos of task `block`."""
     return min(block, len(link.identity) - 1)
 
 
 def _mean_distance(new: Tensor, old: Tensor) -> Tensor:
-    """Compute the mean of 1 - cos over features (.., d), a scalar."""
+    """Compute the mean of 1 - cos, a scalar, between rows of the features `new` and `old`, (.., d) each."""
     return (1 - F.cosine_similarity(new.float(), old.float(), dim=-1)).mean()
 
 

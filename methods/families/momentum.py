@@ -7,14 +7,13 @@ A training step computes
     the moving averages, which each method defines;  then keys are appended to the queues
 
 This file is not a method. base_moco, bmu_moco, bmu_fixed and bmu_ensemble define which momentum encoders they have, and
-how these and the trained encoders theta are averaged. The local theta_m is initialized from theta in every task, the
-global theta~_m only in the first. Queries are always encoded by theta, also in evaluation.
+how these and the trained encoders theta are averaged. The local momentum encoders theta_m are initialized from theta in
+every task, the global ones (theta~_m) only in the first. Queries are always encoded by theta, also in evaluation.
 
 No code was published. Differences and assumptions: CLIP instead of ViT-Base and BERT-Base; unit vectors; AdamW; queues
 start empty. The paper's resolution of 384 needs other position embeddings than those of the backbone used here. The
-paper selects the epoch on a validation set, which not all of its datasets have. On the others the epoch is selected on
-test videos here, and tables mark this. The paper samples frames at random (section 3.2), as does preset `paper` by
-`data.sampling=random`.
+paper selects the epoch on a validation set. For datasets without one, the epoch is selected on test videos here, and
+tables mark this. The paper samples frames at random (section 3.2); preset `paper` does this by `data.sampling=random`.
 
 Shapes: B pairs of all workers, d joint embedding, R keys in a queue.
 """
@@ -62,7 +61,7 @@ START_HINT = "Use 1 for all tasks, or 2 as in the paper's tables."
 
 @dataclass(frozen=True, kw_only=True)
 class MomentumConfig:
-    """Settings of all four momentum retrievers; default values are from the paper unless a setting says otherwise."""
+    """Settings that all four momentum retrievers share; defaults are the paper's unless a setting states otherwise."""
 
     UNPUBLISHED: ClassVar[tuple[str, ...]] = MOCO_UNPUBLISHED
 
@@ -101,7 +100,7 @@ class MomentumConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ReviewConfig(MomentumConfig):
-    """Settings of the methods that also update theta from its momentum encoders."""
+    """Settings of the methods that also update theta from momentum encoders: bmu_moco and bmu_fixed."""
 
     m_hat: float = setting(
         0.99,
@@ -122,10 +121,10 @@ class ReviewConfig(MomentumConfig):
 
 
 class MomentumRetriever(Method):
-    """Mean-pooled CLIP, trained by contrast with the keys of momentum encoders.
+    """Base class of mean-pooled CLIP that is contrasted with the keys of momentum encoders.
 
     A subclass defines its momentum encoders, and overrides `after_step`, which must end with `enqueue()`. A strategy
-    that wraps it may pass other queries and keys to `contrast`.
+    that wraps a subclass may pass different queries and keys to `contrast`.
     """
 
     config: MomentumConfig
@@ -149,7 +148,7 @@ class MomentumRetriever(Method):
 
     @property
     def momenta(self) -> list[Momentum]:
-        """Existing momentum encoders, the local before the global one."""
+        """Momentum encoders that the method has: the local ones, then the global ones."""
         return [momentum for momentum in (self.local, self.global_) if momentum is not None]
 
     def contrasted(self) -> list[Momentum]:
@@ -187,7 +186,7 @@ class MomentumRetriever(Method):
         return self.encoders.pair(batch.frames, batch.tokens)
 
     def keys(self, batch: Batch) -> list[Pair]:
-        """Compute the keys k (B, d) of the global batch by each encoder of `momenta`, eq. 9 and 15."""
+        """Compute the keys k (B, d) of the global batch by each element of `momenta`, eq. 9 and 15."""
         return [momentum.keys(batch.frames, batch.tokens) for momentum in self.momenta]
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
@@ -209,13 +208,13 @@ class MomentumRetriever(Method):
     ) -> Tensor:
         """Compute the loss over the encoders of `contrasted()`: eq. 10-11 for one, eq. 16-18 for two.
 
-        With gradients enabled, `keys` are appended to the queues by the next `enqueue()`.
+        If gradients are enabled, the next `enqueue()` appends `keys` to the queues.
 
         Args:
             queries: (B, d) features of the global batch.
-            keys: (B, d) keys of each encoder of `momenta`.
+            keys: (B, d) keys by each element of `momenta`.
             videos: (B,) video ids of the global batch.
-            extra: (R, d) additional negatives for each encoder of `momenta`, which are not appended to the queues.
+            extra: (R, d) additional negatives for each element of `momenta`, which are not appended to the queues.
             extra_videos: (R,) video ids of `extra`.
         """
         if torch.is_grad_enabled():
@@ -238,7 +237,7 @@ class MomentumRetriever(Method):
         return Negatives(keys, same if self.config.mask_same_video else torch.zeros_like(same))
 
     def enqueue(self) -> None:
-        """Append the keys of the last step to the queues."""
+        """Append the keys of the current step, which `contrast` has stored, to the queues."""
         for keys, videos in self._new:
             for momentum, pair in zip(self.momenta, keys):
                 momentum.queue.enqueue(pair, videos)

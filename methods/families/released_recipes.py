@@ -1,6 +1,6 @@
-"""Shared parts of released training recipes: the script of ZSCL, and plain gradient descent of replay methods.
+"""Shared parts of released training recipes: ZSCL's training script, and plain SGD of replay methods.
 
-LwF, LwF-VR and MoE-Adapters were trained with the script of ZSCL (mtil/src/models/finetune.py) or a copy of it.
+LwF, LwF-VR and MoE-Adapters were trained with ZSCL's script (mtil/src/models/finetune.py) or a copy of it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ FIXED_SCALE = (False, "mtil/src/models/finetune.py: logit_scale is in no group")
 
 
 def sgd(rate: float, epochs: int, batch: int, place: str, **others: tuple[Any, str]) -> dict[str, tuple[Any, str]]:
-    """Return a recipe of SGD on all weights with a constant learning rate, without warm-up or gradient clipping.
+    """Return the values of a recipe: SGD at a constant learning rate, without warm-up or gradient clipping.
 
     Args:
         rate: learning rate.
         epochs: epochs per task.
         batch: pairs per batch.
         place: file or lines of the released code that define these values.
-        others: further settings of `optim`, each with its place.
+        others: additional settings of `optim`, without the prefix -> (value, place).
     """
     plain: dict[str, tuple[Any, str]] = {
         "base.lr": (rate, place),

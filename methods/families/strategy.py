@@ -25,7 +25,7 @@ RESERVOIR = (
 
 
 class Strategy(Method):
-    """Base class of strategies; members of `Method` are delegated to the wrapped retriever, except NOT_FORWARDED."""
+    """Base class of strategies; it delegates members of `Method`, except NOT_FORWARDED, to the wrapped retriever."""
 
     wraps = True
     needs_momentum: ClassVar[bool] = False  # whether it needs a retriever with key queues (families/momentum.py)
@@ -33,7 +33,7 @@ class Strategy(Method):
 
     @classmethod
     def compares(cls, config: Any) -> bool:
-        """Return whether the strategy computes similarities within a batch with `score` of the retriever."""
+        """Return whether the strategy uses the retriever's `score` to compute similarities within a batch."""
         return False
 
     @classmethod
@@ -54,7 +54,7 @@ class Strategy(Method):
         self.config, self.base = config, base
 
     def encode_own_captions(self, batch: Batch, encode: Callable[..., Tensor] | None = None) -> Tensor:
-        """Encode captions as the retriever does, but with `encode_text` of the strategy if the strategy defines one."""
+        """Encode captions as the retriever does; if the strategy defines `encode_text`, use that function."""
         if type(self.base).encode_own_captions is Hooks.encode_own_captions:
             return super().encode_own_captions(batch, encode)
         own = None if type(self).encode_text is Strategy.encode_text else self.encode_text
@@ -62,7 +62,7 @@ class Strategy(Method):
 
 
 def _delegate(name: str) -> Any:
-    """Return a member of a strategy that calls the method, or reads and sets the attribute, `name` of the retriever."""
+    """Return a strategy's member that delegates to member `name` of the retriever, a function or an attribute."""
     default = getattr(Method, name)
     if name in SET_BY_THE_LOOP:
         return property(lambda self: getattr(self.base, name), lambda self, value: setattr(self.base, name, value))
@@ -79,7 +79,7 @@ def _delegate(name: str) -> Any:
 
 
 class _Fact:
-    """Descriptor that reads an attribute of the retriever, or the default of `Method` if `_is_own` is true."""
+    """Descriptor of a strategy's attribute: the retriever's value, or `Method`'s default if `_is_own` is true."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -91,7 +91,7 @@ class _Fact:
 
 
 def _is_own(strategy: Strategy, name: str) -> bool:
-    """Return whether a strategy overrides a member on which the default of `name` in `Method` depends."""
+    """Return whether a strategy overrides a member on which the default of `name` in `Method` depends (BUILT_ON)."""
     cls = type(strategy)
     return any(getattr(cls, each) is not getattr(Strategy, each) for each in BUILT_ON.get(name, ()))
 
@@ -126,7 +126,7 @@ for _name in {**vars(Hooks), **vars(Method)}:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
-    """Settings of the replay buffer (`ReplayBuffer`). The paper of BMU-MoCo stores 10,000 pairs, a tenth of a task."""
+    """Settings of the replay buffer (`ReplayBuffer`); BMU-MoCo's paper stores 10,000 pairs, a tenth of a task."""
 
     buffer_size: int = setting(
         256,
@@ -160,8 +160,8 @@ class ReplayConfig:
 class ReplayStrategy(Strategy):
     """Base class of strategies that store the ids of pairs of finished tasks, and read these pairs again.
 
-    Pairs are read without augmentation. A retriever with task-conditioned text encodes a caption for the task of its
-    pair.
+    Stored pairs are read without augmentation. A retriever with task-conditioned text encodes a stored caption for the
+    task of its pair.
     """
 
     @classmethod
@@ -189,6 +189,6 @@ class ReplayStrategy(Strategy):
                 pass
 
     def kept_features(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return video and text features (B, d) to store with pairs; (B, 0) unless a strategy overrides it."""
+        """Return the video and text features (B, d) that are stored with pairs; the default stores none: (B, 0)."""
         none = batch.frames.new_empty(len(batch.video_ids), 0)
         return none, none

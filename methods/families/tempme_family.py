@@ -70,7 +70,7 @@ RELEASED = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptedConfig:
-    """Settings of the four methods lora, prompt, adapter and tempme."""
+    """Settings that the four methods lora, prompt, adapter and tempme share."""
 
     UNPUBLISHED: ClassVar[tuple[str, ...]] = ("optim.weight_decay", "optim.warmup", "optim.decay_parameters")
 
@@ -85,7 +85,7 @@ class AdaptedConfig:
 
 
 class Adaptation(nn.Module):
-    """Base class of additions to the blocks of both towers; without overrides, blocks are unchanged."""
+    """Base class of trained additions to the blocks of both towers; this class adds nothing."""
 
     def __init__(self, backbone: Clip) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Adaptation(nn.Module):
 class JointLoRA(Adaptation):
     """LoRA on the fused q, k, v projection of every block: A (r, D) for all three, B (3D, r), factor 1.
 
-    Only this form has the 0.49 M parameters of the paper, whose appendix A has one pair A, B for each projection.
+    The paper prints 0.49 M parameters, which only this form has; its appendix A has one pair A, B for each projection.
     LoRA is merged into frozen weights where possible, so its multiply-adds are counted as zero, as in the paper.
     """
 
@@ -183,9 +183,10 @@ class AdaptedClip(Method):
         return terms
 
     def task_metrics(self) -> dict[str, float]:
-        """Return the result of a search of rates: `prune_to` (K_p) and `merge_to` (K_m) per block, and `frame_gmacs`.
+        """Return the result of a search for DiffRate's reduction rates; it is empty without such a search.
 
-        `frame_gmacs` is the number of multiply-adds of a frame in 10^9. Without a search the result is empty.
+        `prune_to` (K_p) and `merge_to` (K_m) of a block are numbers of tokens. `frame_gmacs` is the number of
+        multiply-adds of a frame in 10^9.
         """
         if not isinstance(self.reducer, DiffRateSearch):
             return {}

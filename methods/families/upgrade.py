@@ -1,13 +1,13 @@
 """Retriever whose backbone is replaced within a stream, while the index keeps the features of the old model.
 
-This file is not a method. An old model A learned the tasks before task u and encoded their videos for the index. From
-task u on, a new model B learns and encodes. Videos encoded by A are not encoded again. The captions c of all tasks
-search both parts of the index in one of three ways, where f is the text encoder of a model:
+This file is not a method. An old model A was trained on the tasks before task u and encoded their videos for the index.
+From task u on, a new model B is trained and encodes videos. Videos encoded by A are not encoded again. The captions c
+of all tasks search both parts of the index by one of three options, where f_A and f_B are the models' text encoders:
 
     both   f_A(c) searches the videos of A, and f_B(c) those of B; a caption is encoded twice
     map    p(f_B(c)) searches the videos of A, and f_B(c) those of B; a caption is encoded once; the map p is fitted
            after each task of B to the training captions of that task
-    new    f_B(c) searches all videos: a baseline without a map, and sufficient if A and B have the same feature space
+    new    f_B(c) searches all videos: a baseline without a map, which suffices if A and B have the same feature space
 
     p(x) = length unit((unit(x) - mean X) W + mean Y)
 
@@ -15,13 +15,13 @@ Rows of X and Y are unit features of the captions by B and A, and length is the 
 orthogonal (Procrustes, as in Drift-Adapter, arXiv:2509.23471) or linear, the projection of XBT (arXiv:2405.14715) in
 closed form. The widths of A and B may differ.
 
-The similarities of two models have different scales. Each is therefore replaced by a z-score:
+The similarities of two models have different scales. Each similarity s is therefore replaced by a z-score:
 
     z(s) = (s - m) / sd
 
-m and sd are mean and standard deviation of the similarities of a model between captions and videos of different pairs.
-They are measured on training pairs of the last task that the model learned: task u - 1 for A, the newest task for B.
-Neither searched videos nor test captions are used. A mapped caption uses m and sd of A, an unmapped one those of B. The
+m and sd are the mean and standard deviation of a model's similarities between captions and videos of different pairs.
+They are measured on training pairs of the model's last task: task u - 1 for A, the newest task for B. Neither searched
+videos nor test captions are used. A caption in the space of A uses m and sd of A, any other caption those of B. The
 z-score does not change the ranking within one part of the index. The feature of a caption has two additional elements,
 1 / sd and -m / sd, which `score` applies.
 
@@ -49,7 +49,7 @@ MOST = 1024  # maximum number of training pairs from which m and sd are measured
 
 
 class Upgraded(Strategy):
-    """The new model, which learns, and the old model, which is used only to search the videos that it encoded."""
+    """New model, which is trained, with the old model, which is used only to search the videos that it encoded."""
 
     scales: Tensor  # (2, 2): 1 / sd and -m / sd of the old and the new model
     matrix: Tensor  # W (d of B, d of A)
@@ -77,7 +77,7 @@ class Upgraded(Strategy):
             translate: token ids (B, L) of B -> token ids (B, L) of A.
             queries: how captions search the videos of A; the module's docstring describes the options.
             kind: kind of the map p.
-            probe: a caption (1, L) tokenized for B and for A, from which the widths of features are measured.
+            probe: two tensors (1, L), a caption tokenized for B and for A, from which feature widths are measured.
         """
         super().__init__(None, base)
         self.old = old.requires_grad_(False).eval()
@@ -96,7 +96,7 @@ class Upgraded(Strategy):
 
     @cached_property
     def declared(self) -> Capabilities:
-        """Return the capabilities of the new model, except that captions depend on the searched part of the index."""
+        """Return the new model's capabilities, changed because captions depend on the searched part of the index."""
         return replace(self.base.declared, task_conditioned_text=True, compensates_age=True, text_is_frozen=False)
 
     def train(self, mode: bool = True) -> Upgraded:
@@ -124,11 +124,11 @@ class Upgraded(Strategy):
 
     @torch.no_grad()
     def measure_old(self, loader: Iterable[Batch]) -> None:
-        """Measure m and sd of the old model on training pairs of its last task, preprocessed for the old model."""
+        """Measure m and sd of the old model on training pairs of its last task (`loader`), preprocessed for it."""
         self.scales[OLD] = self._scale(self.old, self.learned - 1, ((b.frames, b.tokens, b.video_ids) for b in loader))
 
     def _read(self, pairs: Tensor, videos: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield frames, tokens and video ids of at most `MOST` pairs, at equal distances over the task.
+        """Yield frames, tokens and video ids of at most `MOST` pairs of a task, which are evenly spaced in its order.
 
         Args:
             pairs: (n,) pair ids of the task.
@@ -140,12 +140,12 @@ class Upgraded(Strategy):
 
     @staticmethod
     def _scale(model: Method, task: int, pairs: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
-        """Return 1 / sd and -m / sd (2,) of the similarities of captions and videos of different pairs.
+        """Return 1 / sd and -m / sd, (2,), of the similarities between captions and videos with different video ids.
 
         Args:
-            model: the model that encodes them.
-            task: index of the task, for the model.
-            pairs: frames, tokens and video ids.
+            model: model that encodes captions and videos.
+            task: index of the pairs' task as the model counts tasks.
+            pairs: frames, tokens and video ids of each batch.
         """
         found = [
             (model.encode_text(tokens, task).float(), model.encode_video_for_task(frames, task).float(), numbers)
@@ -159,7 +159,7 @@ class Upgraded(Strategy):
         return torch.stack([1 / sd, -mean / sd]).float()
 
     def _fit(self, captions: Iterable[Tensor]) -> None:
-        """Fit p to the training captions of a task, given as tokens (B, L) of each batch."""
+        """Fit the map p to the training captions of a task, given as the tokens (B, L) of each batch."""
         new, old = [], []
         for tokens in captions:
             new.append(self.base.encode_text(tokens, 0).float())
@@ -175,11 +175,11 @@ class Upgraded(Strategy):
     # ---------------------------------------------------------------------------------- searching
 
     def encode_video_for_task(self, frames: Tensor, task: int) -> Tensor:
-        """Encode videos with the new model; videos of tasks of the old model are encoded as if they were of task 0."""
+        """Encode videos with the new model; for tasks of the old model (index below 0), as videos of task 0."""
         return self.base.encode_video_for_task(frames, max(task, 0))
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
-        """Encode captions for the stored videos of `task`, or of the new model if None: (B, L) -> (B, d + 2)."""
+        """Encode captions (B, L) -> (B, d + 2) to search the videos of `task`; None: those of the new model."""
         if task is None:
             return self._append_scale(self.base.encode_text(tokens), NEW)
         self.base.gallery_is_fresh = self.gallery_is_fresh
@@ -190,7 +190,7 @@ class Upgraded(Strategy):
         return self._append_scale(self._to_old(feature), OLD) if by_old else self._append_scale(feature, NEW)
 
     def encode_text_once(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features (B, d) of captions for the videos of the new model, and for those of the old model."""
+        """Return two features (B, d) of captions, to search the videos of the new model and those of the old model."""
         new = self.base.encode_text(tokens)
         if self.queries == "new":
             return new, new
@@ -205,7 +205,7 @@ class Upgraded(Strategy):
         return OLD if task < 0 and not self.gallery_is_fresh and self.queries != "new" else NEW
 
     def _to_old(self, feature: Tensor) -> Tensor:
-        """Map caption features (B, d of B) of the new model by p to the space of the old model, (B, d of A)."""
+        """Map caption features (B, d) of the new model by p to the space of the old model; the width d may change."""
         with torch.autocast(feature.device.type, enabled=False):
             x = l2_normalize(feature) - self.mean_new
             return self.length * l2_normalize(x @ self.matrix + self.mean_old)
@@ -214,7 +214,10 @@ class Upgraded(Strategy):
         return torch.cat([feature.float(), self.scales[model].expand(len(feature), 2)], dim=-1)
 
     def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
-        """Return z-scores (B, V) of captions (B, d + 2) and videos (V, >= d), compared by their first d elements."""
+        """Return z-scores (B, V) of the similarities of captions (B, d + 2) and videos (V, d or more).
+
+        Only the first d elements are compared.
+        """
         width = queries.shape[-1] - 2
         similarity = self.base.score(queries[:, :width], gallery[:, :width])
         return similarity * queries[:, width : width + 1] + queries[:, width + 1 :]

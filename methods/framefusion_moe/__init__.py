@@ -1,4 +1,4 @@
-"""FrameFusionMoE: cross-frame attention, and experts selected by caption and task (arXiv:2503.10111, SIGIR 2025).
+"""FrameFusionMoE: attention between frames, and experts selected by caption and task (arXiv:2503.10111, SIGIR 2025).
 
 CLIP is frozen. Frame Fusion Adapters (FFA, section 3.3) let neighboring frames attend to each other in the vision
 tower. Task-Aware Mixture-of-Experts adapters (TAME, section 3.4) condition a caption on the task whose stored videos it
@@ -7,11 +7,11 @@ numbers refer to the paper.
 
 The defaults follow the text and equations of the paper. If the paper does not specify a setting of the method, the
 value of the released code is used. Where paper and code differ, there is a setting (config.py), and preset `released`
-follows the code. All other settings have common defaults for all methods. In six of them the code differs without a
-statement in the paper. Its learning rate warms up in the first task only, from 0, and follows a full period of the
-cosine. Its weight decay applies to all tensors. It uses an older variant of AdamW, and crops and flips frames. It
-selects the epoch on test videos. One difference is not reproduced: the code clips the gradient norm together with
-gradients of CLIP's two projections and temperature, which are never reset and belong to no optimizer.
+follows the code. All settings outside of `method` have defaults that all methods share. In six of them the code differs
+without a statement in the paper. Its learning rate warms up in the first task only, from 0, and follows a full period
+of the cosine. Its weight decay applies to all tensors. It uses an older variant of AdamW, and crops and flips frames.
+It selects the epoch on test videos. One difference is not reproduced: the gradient norm that the code clips includes
+gradients of CLIP's two projections and temperature, which are never reset to zero and are in no optimizer.
 
 Shapes: B pairs, T frames, L text length, D width of the text tower, d joint embedding, R stored videos of previous
 tasks.
@@ -42,7 +42,7 @@ from ctvr.methods.layers.temporal import Direction, FrameFusion, fused_blocks, f
 
 
 class FrameFusionMoE(Method):
-    """Frozen CLIP with FFA parallel to its spatial attention, and TAME on q, k, v and out of its text tower."""
+    """Frozen CLIP with FFA parallel to the vision tower's attention, and TAME on q, k, v and out of the text tower."""
 
     Config = FrameFusionMoEConfig
     ON_FEATURES = {f"method.{each.name}": 1e-3 for each in fields(FrameFusionMoEConfig) if each.name.startswith("lr_")}
@@ -86,7 +86,7 @@ class FrameFusionMoE(Method):
 
     @property
     def _has_bypass(self) -> bool:
-        """Return whether task 1 uses expert 0 without the router, as in the released code; this needs prototypes."""
+        """Return whether task 1 uses only expert 0, without the router, as in the released code; needs prototypes."""
         return self.config.first_task_bypass and self.config.use_prototypes
 
     # ------------------------------------------------------------------------------------- the stream
@@ -101,9 +101,9 @@ class FrameFusionMoE(Method):
         self._former.restart()
 
     def _grow(self) -> None:
-        """Build the routers, and the other experts as copies of expert 0, in adapters that lack them.
+        """Add routers, and experts that are copies of expert 0, to the adapters that do not have them.
 
-        Preset `no-tame`, which has one expert for all tasks, does not need them.
+        Nothing is added if adapters have no routers, as in preset `no-tame` with one expert for all tasks.
         """
         config = self.config
         for adapter in self._adapters() if config.is_routed else ():
@@ -179,7 +179,7 @@ class FrameFusionMoE(Method):
     # ----------------------------------------------------------------------------------------- losses
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Compute eq. 9, (1 - beta) (L_v2t + L_t2v) / 2 + beta L_CT; in task 1 only the contrastive loss of eq. 7."""
+        """Return the terms of eq. 9, (1 - beta) (L_v2t + L_t2v) / 2 + beta L_CT; in task 1 only the loss of eq. 7."""
         config = self.config
         queries, videos = gather(self.encode_own_captions(batch)), gather(self.encode_video(batch.frames))
         index = 0 if self._task is None else self._task.index
@@ -194,7 +194,7 @@ class FrameFusionMoE(Method):
         return {"contrastive": (1 - config.beta) * within, "cross_task": config.beta * across}
 
     def _sources(self, index: int) -> list[Tensor]:
-        """Return features (n, d) of stored or of training videos of the tasks before `index`."""
+        """Return tensors (n, d) with the features of stored or of training videos of the tasks before `index`."""
         if self.config.reference_source == "train":
             return [self.train_features]
         return [gallery for i, gallery in sorted(self._galleries.items()) if i < index]
@@ -217,11 +217,11 @@ class FrameFusionMoE(Method):
         return TaskAwareExperts(width, width, c.rank, c.lora_alpha / c.rank, c.dropout)  # alpha / r is lambda of eq. 6
 
     def batch_metrics(self) -> dict[str, float | Tensor]:
-        """Return the usage of TAME's experts in the last batch; only expert 0 is used in task 1 without a router."""
+        """Return the usage of TAME's experts in the last batch."""
         return usage(self.tame)
 
     def counted_parameters(self) -> dict[str, int]:
-        """Return the number of parameters, counted in three ways; call it after the first `begin_task`.
+        """Return three counts of parameters by name; call the function after the first `begin_task`.
 
         `trained` and `trained_first_task` count the parameters that the optimizer updates in a later and in the first
         task. `paper` counts those in the paper's 46.8M (46,801,933 for MSRVTT in 10 tasks): FFA in all blocks, even if

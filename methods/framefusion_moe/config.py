@@ -159,7 +159,7 @@ class FrameFusionMoEConfig:
 
     @property
     def is_routed(self) -> bool:
-        """Return whether adapters have routers; a single expert without prototypes does not need one."""
+        """Return whether adapters have routers; those with a single expert and without prototypes have none."""
         return self.num_experts > 1 or self.use_prototypes
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Training recipes of FrameFusionMoE: those of the paper, the released code and the embedded stream, and ablations."""
+"""Presets of FrameFusionMoE: training recipes of the paper, the released code and embedded streams, and ablations."""
 
 from __future__ import annotations
 

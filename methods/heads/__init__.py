@@ -1,18 +1,18 @@
-"""Heads: small trained maps of the features of frozen towers, or of imported features.
+"""Heads: small trained maps of features, which frozen towers compute or which are imported.
 
-x is the unit vector of a video (mean of its frames) or of a caption. P is the identity and c = 0; if captions have
-another width than videos, P and c are the ridge map of backbone/vectors.py. The three heads compute
+x is the unit vector of a video (mean of its frames) or of a caption. P is the identity and c = 0, except for captions
+that have a different width than videos: then P and c are the ridge map of backbone/vectors.py. The three heads compute
 
     head_linear     (x - c) P + x D + b                       with a full matrix D
     head_low_rank   (x - c) P + (x A) B + b                   with `rank` columns of A
     head_mlp        (x - c) P + W_2 gelu(W_1 x + b_1) + b
 
 P and c are not trained. The trained terms are initially zero, so weight decay pulls a head to its initial map. `side`
-selects the towers that get a head. With side=queries, vectors of videos are bit-identical to the stored ones. The loss
-is the symmetric contrastive loss. Maps of queries only are common practice for indexes that cannot be computed again
-(llama_index, raglite). They are not defined by a paper, so learning rates and widths are ours.
+selects the towers that get a head. With side=queries, features of videos never change, so a stored index remains valid.
+The loss is the symmetric contrastive loss. Maps of queries only are common practice for indexes that cannot be computed
+again (llama_index, raglite). No paper defines them, so we chose learning rates and widths.
 
-Shapes: B videos or captions, T frames, L text length, d of a video, d' of a caption.
+Shapes: B videos or captions, T frames, L text length, d width of a video, d' width of a caption.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Mlp(HeadMap):
 
 
 class Head(Method):
-    """Base class of methods with frozen towers and a map of `kind` after the towers that `side` selects."""
+    """Base class of methods with frozen towers, and a map of class `kind` after each tower that `side` selects."""
 
     Config = HeadConfig
     OPTIMIZER = {"optim.weight_decay": 0.0}
@@ -165,21 +165,21 @@ class Head(Method):
 
 
 def initial_maps(backbone: Clip) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Return P (d_in, d_out) and c (d_in,) of the initial map of captions, then of videos."""
+    """Return P (d_in, d_out) and c (d_in,) of two initial maps: of captions, then of videos."""
     text, eye = backbone.text, torch.eye(backbone.embed_dim)
     plain = eye, torch.zeros(len(eye))
     return (text.start() if isinstance(text, CaptionVectors) else plain), plain
 
 
 def caption_vectors(backbone: Clip, tokens: Tensor) -> Tensor:
-    """Return unit vectors of captions before any head, (B, L) -> (B, d'): imported, or computed by the frozen tower."""
+    """Return the unit vectors of captions before a head, (B, L) -> (B, d'), imported or from the frozen tower."""
     text = backbone.text
     with torch.no_grad():
         return l2_normalize(text.vectors(tokens) if isinstance(text, CaptionVectors) else text(tokens))
 
 
 def video_vectors(backbone: Clip, frames: Tensor) -> Tensor:
-    """Return frame features before any head, (B, T, ...) -> (B, T, d): imported, or computed by the frozen tower."""
+    """Return the features of frames before a head, (B, T, ...) -> (B, T, d), imported or from the frozen tower."""
     vision = backbone.vision
     with torch.no_grad():
         return vision.vectors(frames) if isinstance(vision, VideoVectors) else vision(frames)

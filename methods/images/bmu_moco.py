@@ -1,11 +1,11 @@
-"""BMU-MoCo over images, our construction of the last row of its Table 4 (Gao et al., NeurIPS 2022, section 4.4).
+"""BMU-MoCo over images, our version of the last row of its Table 4 (Gao et al., NeurIPS 2022, section 4.4).
 
 The paper specifies neither the settings nor how one modality replaces two, and its code is not published. Here the two
 views of an image replace a video and its caption in eq. 7-18 of methods/bmu_moco.py. One encoder, a backbone with a
 projector, encodes both as unit vectors. Batch size and learning rate are from the released code whose protocol the
 table uses (divyam3897/UCL@cfaa81d); m, m_hat, tau and the queue size are from section 4.1 of the paper. Keys are
-computed in training mode, so that batch normalization uses the statistics of their batch, as in MoCo. Moving averages
-are computed of weights only, and each key encoder has separate running statistics.
+computed in training mode, so that batch normalization uses the statistics of their batch, as in MoCo. Only weights are
+averaged; each key encoder has separate running statistics of batch normalization.
 
 Shapes: B images of all workers, C width of the backbone, d width of projected features.
 """
@@ -68,7 +68,7 @@ class Encoder(nn.Module):
         return F.normalize(z.float(), dim=-1)
 
     def pair(self, batch: Batch) -> Pair:
-        """Encode both views of all workers; the first view replaces the video, the second the caption."""
+        """Encode both views of the images of all workers; the first view replaces the video, the second the caption."""
         return Pair(gather(self(batch.frames[:, FIRST])), gather(self(batch.frames[:, SECOND])))
 
 

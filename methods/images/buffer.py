@@ -1,7 +1,7 @@
 """Reservoir of images that is written in every step, as in divyam3897/UCL@cfaa81d (utils/buffer.py).
 
-An image is offered each time that it is trained on. So the buffer may contain an image several times, and it also
-contains images of the current task. Random numbers are drawn by numpy, one by one in the order of the released code.
+An image is offered to the buffer in each step that trains on it. So the buffer may contain an image several times, and
+may contain images of the current task. numpy draws the random numbers one by one, in the order of the released code.
 
 Shapes: B images offered, M slots, R stored images.
 """
@@ -16,16 +16,16 @@ from ctvr.methods.settings import SettingError
 
 
 class ImageBuffer(nn.Module):
-    """Buffer of at most `capacity` images with one tensor for each, all of which the state dict contains.
+    """Buffer of at most `capacity` images with one additional tensor for each; the state dict contains everything.
 
     Args:
-        capacity: M.
+        capacity: number M of slots.
         seed: seed of `random`.
 
     Attributes:
         images: (R, 3, H, W), R <= M.
         kept: (R, ...) tensors stored with the images.
-        random: random state for slots and rows; the strategy that owns the buffer draws from it, too.
+        random: random state for slots and rows; the strategy that owns the buffer also uses it.
     """
 
     images: Tensor
@@ -47,13 +47,16 @@ class ImageBuffer(nn.Module):
         return len(self.images)
 
     def sample(self, count: int) -> Tensor:
-        """Draw different indices (min(count, R),) of stored images, on the CPU."""
+        """Sample indices (min(count, R),) of stored images without replacement, on the CPU."""
         size = min(count, len(self))
         return torch.from_numpy(self.random.choice(len(self), size=size, replace=False)) if size else torch.arange(0)
 
     @torch.no_grad()
     def write(self, images: Tensor, kept: Tensor) -> None:
-        """Offer images (B, 3, H, W) with tensors (B, ...); of N > M offers, each is stored with probability M / N."""
+        """Offer images (B, 3, H, W) with tensors `kept` (B, ...), which may replace stored ones.
+
+        After N > M offers in total, each of the N images is in the buffer with probability M / N.
+        """
         if not len(self):
             self.images, self.kept = images[:0].clone(), kept[:0].clone()
         places: dict[int, int] = {}  # slot -> row; the last row offered for a slot is stored

@@ -19,7 +19,7 @@ TEMPERATURE = 0.1
 
 
 def votes(test: Tensor, bank: Tensor, labels: Tensor, k: int, classes: int) -> Tensor:
-    """Return the sum of the votes for each class, (Q, classes).
+    """Return the summed weights of the votes for each class, (Q, classes).
 
     Args:
         test: (Q, C) features of test images, not necessarily normalized.
@@ -50,17 +50,20 @@ def accuracy(votes: Tensor, labels: Tensor) -> float:
 
 
 def released_k(tasks: int, asked: int = 200) -> int:
-    """Return k of the released code after `tasks` tasks, which caps k by the number of tasks, not of images."""
+    """Return k as in the released code, which caps it at the number of `tasks` so far, not at the number of images."""
     return min(asked, tasks)
 
 
 def mean_accuracy(table: Sequence[Sequence[float]]) -> float:
-    """Return the mean accuracy in percent over all tasks after the last; row t has tasks 0 to t after task t."""
+    """Return the mean accuracy over all tasks after the last task, in percent.
+
+    Row t of `table` has the accuracies of tasks 0 to t, in percent, after task t.
+    """
     return sum(table[-1]) / len(table[-1])
 
 
 def forgetting(table: Sequence[Sequence[float]], of_best: bool = False) -> float:
-    """Return the mean decrease in accuracy of previous tasks, in percentage points; NaN after the first task.
+    """Return the mean decrease in accuracy of previous tasks, in percentage points; NaN if there is only one task.
 
     Args:
         table: row t has the accuracies, in percent, of tasks 0 to t after task t.

@@ -2,7 +2,7 @@
 
 divyam3897/UCL@cfaa81d, whose protocol the table uses, does not contain this row, and the paper does not specify its
 training. Here the network is initialized again for each task, and trained on the images of all tasks so far. With
-`only_final` it is trained only once, at the last task, on the images of all tasks, and is untrained until then.
+`only_final` it is trained only in the last task, on the images of all tasks; before, it is untrained.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ImageMultiTaskConfig:
 
 
 class ImageMultiTask(SiameseStrategy):
-    """Strategy of joint training: in each task, a new network is trained on the images of all tasks so far."""
+    """Strategy of joint training: for each task, a new network is trained on the images of all tasks so far."""
 
     Config = ImageMultiTaskConfig
     config: ImageMultiTaskConfig

@@ -2,9 +2,9 @@
 
 Rusu et al., arXiv:1606.04671, eq. 2 and section 2.1. The network of a task is called a column. It reads the features of
 earlier columns, and is frozen after its task. So it does not forget, but evaluation needs the task of an image to
-select the column. The connections are those of the ResNet-18 in aimagelab/mammoth@e75a491, because the code in the
-repository whose protocol the table uses (divyam3897/UCL@cfaa81d) cannot be trained. We replace classification by
-SimSiam or Barlow Twins, and build new heads for each column.
+select the column. The connections are those of the ResNet-18 in aimagelab/mammoth@e75a491. The repository whose
+protocol the table uses (divyam3897/UCL@cfaa81d) has code for the method, which cannot be trained. We replace
+classification by SimSiam or Barlow Twins, and build new heads for each column.
 
 Two details follow the paper and not mammoth: an earlier column keeps its inputs from the columns before it, and its
 batch normalization keeps its running statistics. The factor alpha is learned for each channel, because the image size
@@ -41,7 +41,7 @@ class ImageProgressiveConfig:
 
 
 class Adaptor(nn.Module):
-    """Adapter of K concatenated columns, relu(V (alpha h) + b) in eq. 2: (B, K C, H, W) -> (B, C, H, W)."""
+    """Adapter relu(V (alpha h) + b) of eq. 2 on K concatenated columns: (B, K C, H, W) -> (B, C, H, W)."""
 
     def __init__(self, columns: int, channels: int, most: float) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Adaptor(nn.Module):
 
 
 class Column(nn.Module):
-    """Network of one task, with connections from earlier columns.
+    """Network of one task (column), with connections from earlier columns.
 
     Args:
         net: the ResNet-18 of the column.
@@ -73,7 +73,7 @@ class Column(nn.Module):
 
         Args:
             images: (B, 3, H, W).
-            former: outputs h' of the stages of each earlier column.
+            former: outputs h' of all stages, for each earlier column.
 
         Returns:
             h_1 to h_4 (B, C_i, H_i, W_i).
@@ -88,7 +88,7 @@ class Column(nn.Module):
         return found
 
     def aside(self, former: Sequence[Sequence[Tensor]]) -> Tensor:
-        """Adapt the spatial means of the last stages of earlier columns, as input of the heads: (B, C)."""
+        """Return input (B, C) of the heads from earlier columns: spatial means of their last stages, adapted."""
         last = torch.cat([outputs[-1].mean(dim=(2, 3), keepdim=True) for outputs in former], dim=1)
         found: Tensor = self.adaptors[-1](last)
         return found.flatten(1)
@@ -110,7 +110,7 @@ class Columns(nn.Module):
 
     @property
     def width(self) -> int:
-        """Width of the output of `forward`: C, or 2C with earlier columns."""
+        """Width of the output of `forward`: C, or 2C if there are earlier columns."""
         return 8 * self.channels * min(2, len(self))
 
     def add(self, alpha: float) -> None:
@@ -145,7 +145,7 @@ class Columns(nn.Module):
 
 
 class ImageProgressive(SiameseStrategy):
-    """Strategy that trains a separate network for each task, which reads the networks of earlier tasks."""
+    """Strategy that trains a separate network for each task, which reads features of earlier tasks' networks."""
 
     Config = ImageProgressiveConfig
     config: ImageProgressiveConfig

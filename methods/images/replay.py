@@ -1,12 +1,12 @@
 """LUMP and DER over images, as in divyam3897/UCL@cfaa81d (models/mixup.py, models/der.py).
 
 LUMP: Madaan et al., arXiv:2110.06976, section 4. DER: Buzzega et al., arXiv:2004.07211, eq. 5, with features of the
-backbone instead of logits. methods/lump.py and methods/der.py apply these strategies to text-video retrievers, whose
-buffers are written when a task ends. Here the buffer is written after every step, and read from the second step of the
+backbone instead of logits. methods/lump.py and methods/der.py apply these strategies to text-video retrievers, and
+write the buffer when a task ends. Here the buffer is written after every step, and read from the second step of the
 first task on.
 
-a(m) is a stored plain image m with a new augmentation. Random numbers are drawn by numpy in the order: rows, lambda,
-slots.
+a(m) is a stored plain image m with a new augmentation. In a step, numpy draws random numbers for rows, lambda and
+slots, in this order.
 
 Shapes: B images, H = W image size, R stored images.
 """
@@ -60,9 +60,9 @@ class ImageReplay(SiameseStrategy):
 
     Args:
         config: settings of the strategy.
-        base: the trained network.
+        base: siamese method that is trained.
         again: augmentation of stored images; if None, `views.reaugment`.
-        seed: seed of the random numbers of the buffer; if None, torch draws it.
+        seed: seed of the random numbers of the buffer; if None, a random seed from torch's generator.
     """
 
     Config = ImageReplayConfig
@@ -89,8 +89,9 @@ class ImageReplay(SiameseStrategy):
 class ImageLUMP(ImageReplay):
     """LUMP: trains on mixtures of current and stored images only.
 
-    The mixed views are x1~ = lambda x1 + (1 - lambda) a(m) and x2~ = lambda x2 + (1 - lambda) m'. m' is the second
-    view, which was stored with m. A batch has one lambda ~ Beta(alpha, alpha).
+    x1 and x2 are the views of a current image. The mixed views are x1~ = lambda x1 + (1 - lambda) a(m) and
+    x2~ = lambda x2 + (1 - lambda) m'. m' is the second view, which was stored with m. A batch has one
+    lambda ~ Beta(alpha, alpha).
     """
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
@@ -99,10 +100,10 @@ class ImageLUMP(ImageReplay):
         return {"views": self.base.alike(first, second)}
 
     def mixed(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return both views (B, 3, H, W), mixed with stored images; unmixed if the buffer is empty.
+        """Return both views (B, 3, H, W) of a batch, mixed with stored images; unmixed if the buffer is empty.
 
         Raises:
-            ValueError: if fewer stored images are drawn than the batch has.
+            ValueError: if fewer stored images are sampled than the batch has images.
         """
         first, second = batch.frames[:, FIRST], batch.frames[:, SECOND]
         if not len(self.memory):
@@ -121,8 +122,9 @@ class ImageLUMP(ImageReplay):
 class ImageDER(ImageReplay):
     """DER: keeps the features of stored images close to their features when they were stored.
 
-    L = L(x1, x2) + alpha mean (f(a(m)) - o_m)^2, where the mean is over stored images and feature dimensions. o = f(x1)
-    is computed by an additional pass in training mode before the optimizer step, and stored after it.
+    The loss is L(x1, x2) + alpha mean (f(a(m)) - o_m)^2, where f is the backbone, o_m the stored feature of image m,
+    and the mean is over stored images and feature dimensions. o = f(x1) is computed by an additional pass in training
+    mode before the optimizer step, and stored after it.
     """
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:

@@ -1,9 +1,9 @@
 """Synaptic intelligence over images, as in divyam3897/UCL@cfaa81d (models/si.py).
 
 Zenke et al., arXiv:1703.04200, eq. 3-5, penalize changes of weights that were important for previous tasks. This file
-follows the released code where it differs from the paper. In a step the importance of a weight increases by rate * g^2,
-in the paper by -g times the change of the weight. The gradient g includes that of the penalty, and is clipped to
-[-1, 1]. The rate is a setting, independent of the optimizer's learning rate. The damping constant xi is 1.
+follows the released code where it differs from the paper. In a step the importance omega of a weight increases by
+rate * g^2; in the paper, by -g times the change of the weight. The gradient g includes the gradient of the penalty, and
+is clipped to [-1, 1]. The rate is a setting, independent of the optimizer's learning rate. The damping constant is 1.
 
     L = L_views + strength sum_i Omega_i (theta_i - theta*_i)^2   over the weights of the backbone
     omega_i += rate g_i^2;   at the end of a task Omega_i += omega_i / ((theta_i - theta*_i)^2 + 1)
@@ -45,7 +45,7 @@ class ImageSIConfig:
 
 
 class ImageSI(SiameseStrategy):
-    """Synaptic intelligence, which penalizes changes of weights that were important for previous tasks."""
+    """Strategy of synaptic intelligence, which penalizes changes of weights that were important for previous tasks."""
 
     Config = ImageSIConfig
     config: ImageSIConfig

@@ -1,9 +1,9 @@
-"""SimSiam and Barlow Twins, which train two views of an image to have similar features, without labels.
+"""SimSiam and Barlow Twins, which train a network without labels to give two views of an image similar features.
 
 SimSiam: Chen & He, arXiv:2011.10566, algorithm 1. Barlow Twins: Zbontar et al., arXiv:2103.03230, eq. 1-2. Widths,
-projector and predictor follow divyam3897/UCL@cfaa81d. Without a strategy it is the row `Finetune` of BMU-MoCo's Table
-4. The released code also builds a third block of the projector that it never uses, and with Barlow Twins computes the
-output of the predictor, which that loss does not read. Both are omitted here.
+projector and predictor follow divyam3897/UCL@cfaa81d. Without a strategy, the method is the row `Finetune` of
+BMU-MoCo's Table 4. Two parts of the released code are omitted: a third block of the projector that it never uses, and
+with Barlow Twins the predictor, whose output the loss does not read.
 
 Shapes: B images, H = W image size, C width of the backbone, d width of projected features.
 """
@@ -84,7 +84,7 @@ def _layer(before: int, behind: int, is_last: bool = False) -> nn.Sequential:
 
 
 def make_projector(before: int, wide: int) -> nn.ModuleDict:
-    """Build the projector (B, before) -> (B, wide), two layers with the names of the released code."""
+    """Return a projector (B, before) -> (B, wide) of two layers, whose names are those of the released code."""
     return nn.ModuleDict({"layer1": _layer(before, wide), "layer3": _layer(wide, wide, is_last=True)})
 
 
@@ -117,7 +117,7 @@ class Siamese(Method):
         )
 
     def param_groups(self) -> list[ParamGroup]:
-        """Return all weights; weight decay applies to all of them, also to biases and batch normalization."""
+        """Return all weights; weight decay applies to all of them, including biases and batch normalization."""
         base = [*self.backbone.parameters(), *self.projector.parameters()]
         return [
             ParamGroup(name="base", params=base, lr=self.config.lr, decay="all"),
@@ -138,7 +138,7 @@ class Siamese(Method):
         return {"views": self.alike(batch.frames[:, FIRST], batch.frames[:, SECOND])}
 
     def alike(self, first: Tensor, second: Tensor) -> Tensor:
-        """Compute the loss of two views (B, 3, H, W); each view is a separate batch for batch normalization."""
+        """Compute the loss, a scalar, of two views (B, 3, H, W), which are separate batches for batch normalization."""
         z1, z2 = self.project(first), self.project(second)
         with torch.autocast(z1.device.type, enabled=False):
             if self.config.loss == "barlow":
@@ -148,7 +148,7 @@ class Siamese(Method):
 
 
 class SiameseStrategy(Method):
-    """Base class of strategies that wrap a `Siamese`; by default all methods are delegated to it."""
+    """Base class of strategies that wrap a `Siamese`, to which all functions are delegated by default."""
 
     wraps = True
     domain = "images"

@@ -1,7 +1,8 @@
 """Random augmentation of images: the two views of siamese training, and stored images of a replay buffer.
 
-The operations are those of divyam3897/UCL@cfaa81d, drawn for each image separately. The released code cuts a crop out
-and resizes it. Here a crop is interpolated from the whole image, so values at its edge also depend on pixels outside.
+The operations are those of divyam3897/UCL@cfaa81d, with separate random numbers for each image. The released code cuts
+a crop out and resizes it. Here a crop is interpolated from the whole image, so values at its edge also depend on pixels
+outside of the crop.
 
 Shapes: B images, S = H = W.
 """
@@ -29,7 +30,7 @@ def normalise(x: Tensor, norm: tuple[tuple[float, ...], tuple[float, ...]] = CIF
 
 
 def view(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Draw a view (B, 3, S, S) of each image by crop, flip, jitter, gray and blur.
+    """Return a random view (B, 3, S, S) of each image by crop, flip, color jitter, grayscale and blur.
 
     The probability is 0.5 for flip, 0.8 for jitter, 0.2 for gray and 0.5 for blur, which is applied only if S > 32.
 
@@ -52,7 +53,7 @@ def reaugment(plain: Tensor, norm: str = "cifar") -> Tensor:
 
 
 def crop(x: Tensor, least: float, how: str, generator: torch.Generator | None = None) -> Tensor:
-    """Draw a random crop of each image (B, 3, S, S), and resize it to S x S.
+    """Return a random crop of each image (B, 3, S, S), resized to S x S.
 
     The area of a crop is `least` to 1 of the image, and its aspect ratio 3:4 to 4:3. `how` is the interpolation mode.
     """

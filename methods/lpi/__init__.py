@@ -10,7 +10,7 @@ are the prompts of layer l = 0, 1, ... (methods/lpi/prompts.py):
     L = L_contrastive + align_weight L_align + task_weight L_task
 
 Prompts of previous tasks and CLIP never change. So the features of stored videos, and of captions that search videos of
-previous tasks, do not change either. Errors can only arise if an item is routed to the wrong task.
+previous tasks, do not change either. Forgetting can only arise if an item is routed to the wrong task.
 
 The defaults are our interpretation, which differs from the released code (preset `released`):
 
@@ -18,10 +18,10 @@ The defaults are our interpretation, which differs from the released code (prese
   trained by L_align and L_task only. Here P[l] is added before block l (`depth`), as in deep prompting.
 - Here a caption is encoded for each task whose videos it searches (`route="block"`). The released code selects the task
   of each video and caption by the nearest of five centers of frozen features (`route="query"`).
-- L_task of the released code applies a sigmoid twice, so that its gradient is nearly zero, and reads the similarity of
-  COCO's tasks from a file. Here L_task is off by default. Two tasks count as similar if the mean frozen features of
+- L_task of the released code applies a sigmoid twice, so that its gradient is nearly zero, and reads from a file which
+  tasks of COCO are similar. Here L_task is off by default. Two tasks count as similar if the mean frozen features of
   their captions have a cosine above `similar_above`; for the current task the mean is that of the batch.
-- The centers are computed by our k-means, because that of the released code depends on random numbers of its library.
+- Our k-means computes the centers, because the k-means of the release depends on random numbers of its library.
 
 Shapes: B pairs, T frames, L text length, G attention groups, N tokens, K layers, m prompts, D width, d joint embedding,
 t tasks so far.
@@ -178,7 +178,7 @@ class LPI(Method):
 
     @cached_property
     def _marks(self) -> tuple[int, int]:
-        """Token ids of "X" and ".", each of which is one token."""
+        """Token ids of "X" and "." in the tokenizer, which encodes each as one token."""
         word, stop = self.backbone.tokenize(["X", "."])
         return int(word[1]), int(stop[1])
 
@@ -194,7 +194,7 @@ class LPI(Method):
 
     @torch.no_grad()
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
-        """Store the centers of frozen features, and the mean feature of captions; every worker gets all pairs."""
+        """Store the centers of the task's frozen features, and its captions' mean; every worker gets all pairs."""
         if self.config.route != "query" and not self.config.task_weight:
             return
         found = [(self._frozen_videos(batch.frames), self._frozen_texts(batch.tokens)) for batch in loader]
@@ -213,7 +213,7 @@ class LPI(Method):
         return self._encode_frames(frames, self._route(0, lambda: self._frozen_videos(frames)))
 
     def encode_video_for_task(self, frames: Tensor, task: int) -> Tensor:
-        """Encode videos with the prompts of `task`, or with route=query with those of the nearest center."""
+        """Encode videos with the prompts of `task`; with route=query, of the task with the nearest center."""
         return self.encode_video(frames) if self.config.route == "query" else self._encode_frames(frames, task)
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
@@ -237,7 +237,7 @@ class LPI(Method):
         return mean_pool(self.backbone.vision(frames, self._seams(prompts, first, len(self.backbone.vision.blocks))))
 
     def _select(self, tower: Literal["vision", "text"], task: int | Tensor) -> Tensor:
-        """Return the prompts (K, m, D) of a task, or (B, K, m, D) of the task (B,) of each item.
+        """Return the prompts (K, m, D) of a task; if `task` is (B,), one task per item, return (B, K, m, D).
 
         A task without prompts gets those of the newest task.
         """
@@ -247,7 +247,7 @@ class LPI(Method):
         return found
 
     def _seams(self, prompts: Tensor, first: Any, blocks: int) -> list[BlockSeams]:
-        """Return one `BlockSeams` per block: `first` acts before block 0, sums before the next `depth - 1` blocks."""
+        """Return one `BlockSeams` per block: `first` before block 0; the next `depth - 1` blocks add their prompts."""
         sums = [partial(_add, prompts[..., layer, :, :]) for layer in range(1, min(self.config.depth, blocks))]
         seams = [BlockSeams(before=before) for before in (first, *sums)]
         return seams + [BlockSeams()] * (blocks - len(seams))
@@ -266,7 +266,7 @@ class LPI(Method):
     # ------------------------------------------------------------------------------------- routing
 
     def _route(self, kind: int, features: Any) -> int | Tensor:
-        """Return the current task in training or with route=block; otherwise the task (B,) with the nearest center.
+        """Return the index of the current task in training or with route=block, else each item's nearest task (B,).
 
         Args:
             kind: 0 for videos, 1 for captions.
@@ -299,7 +299,7 @@ class LPI(Method):
         return terms
 
     def _flatten(self) -> tuple[Tensor, Tensor]:
-        """Return the flattened prompts (t, K m D) of both towers; only those of the current task have a gradient."""
+        """Return the flattened prompts (t, K m D) of each tower; only the current task's prompts have a gradient."""
         last = len(self.prompts) - 1
 
         def rows(tower: Literal["vision", "text"]) -> Tensor:
@@ -309,7 +309,7 @@ class LPI(Method):
         return rows("vision"), rows("text")
 
     def _similar(self, present: Tensor) -> Tensor:
-        """Return which tasks are similar, (t, t) bool; `present` (d,) is the mean feature of the current task."""
+        """Return which pairs of tasks are similar, (t, t) bool; `present` (d,) is the current task's mean feature."""
         means = l2_normalize(torch.stack([*self.means[: len(self.prompts) - 1], present]))
         itself = torch.eye(len(means), dtype=torch.bool, device=means.device)
         return (means @ means.mT > self.config.similar_above) | itself

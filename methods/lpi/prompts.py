@@ -14,9 +14,9 @@ from ctvr.methods.layers.losses.contrastive import contrastive
 
 
 class LowRankPrompts(nn.Module):
-    """Prompts of one task, P[l, p] = (1 / r) sum_s A[l, s] B[p, s] C[:, s], where both towers share A.
+    """Prompts of one task: prompt p of layer l is P[l, p] = (1 / r) sum_s A[l, s] B[p, s] C[:, s].
 
-    All factors are initialized from N(0, 0.5^2), as in the released code.
+    Both towers share A. All factors are initialized from N(0, 0.5^2), as in the released code.
     """
 
     def __init__(self, layers: int, count: int, rank: int, vision_width: int, text_width: int) -> None:
@@ -43,30 +43,30 @@ def _product(layers: Tensor, places: Tensor, widths: Tensor) -> Tensor:
 
 
 def alignment(vision: Tensor, text: Tensor, temperature: float) -> Tensor:
-    """Compute L_align, a contrastive loss in which layer l of one tower matches layer l of the other.
+    """Compute L_align, a scalar: a contrastive loss in which layer l of one tower matches layer l of the other.
 
-    Layers are compared by the inner products of the means of their prompts over the width, not normalized.
+    A layer is represented by the means of its prompts over the width, (m,), and layers are compared by inner products.
 
     Args:
         vision: prompts (K, m, D).
         text: prompts (K, m, D').
-        temperature: divisor of both means, so that products are divided by its square.
+        temperature: divisor of both means, so that inner products are divided by its square.
     """
     a, b = vision.mean(dim=-1) / temperature, text.mean(dim=-1) / temperature  # (K, m)
     return contrastive(a @ b.mT)
 
 
 def relatedness(rows: Tensor, similar: Tensor, temperature: float, twice: bool = False) -> Tensor:
-    """Compute the part of L_task of one tower, which makes prompts of similar tasks similar and others dissimilar.
+    """Compute L_task of one tower, a scalar: it makes prompts of similar tasks similar, of other tasks dissimilar.
 
-    For each task, the binary cross-entropies are averaged over similar tasks and over other tasks, and both means are
-    added; without other tasks the second mean is 0. A task counts as similar to itself, with a constant loss.
+    For each task, binary cross-entropies are averaged over the similar tasks and over the other tasks, and the two
+    means are added; the mean over no tasks is 0. A task counts as similar to itself, with a constant loss.
 
     Args:
         rows: (t, n) flattened prompts of each task.
         similar: (t, t) bool, with True on the diagonal.
         temperature: temperature of the cosines.
-        twice: whether to apply a second sigmoid, as in the released code.
+        twice: whether to apply the sigmoid twice, as in the released code.
     """
     unit = F.normalize(rows, dim=-1)
     itself = torch.eye(len(rows), dtype=torch.bool, device=rows.device)
@@ -82,8 +82,8 @@ def relatedness(rows: Tensor, similar: Tensor, temperature: float, twice: bool =
 def k_means(x: Tensor, count: int, rounds: int = 100) -> Tensor:
     """Return the k-means centers (count, d) of vectors x (n, d), computed deterministically.
 
-    The first initial center is x[0], and each other one the vector farthest from the earlier ones. At most `rounds`
-    iterations of Lloyd's algorithm follow. A center without vectors is not moved.
+    The first initial center is x[0]; each following center is the vector farthest from the centers so far. Then at most
+    `rounds` iterations of Lloyd's algorithm are run. A center to which no vector is assigned is not moved.
     """
     centres = x[:1]
     for _ in range(count - 1):

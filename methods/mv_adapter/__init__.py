@@ -4,21 +4,21 @@ Jin et al., "MV-Adapter: Multimodal Video Transfer Learning for Video Text Retri
 code (zhangbw17/MV-Adapter). It is a row of TempMe (arXiv:2409.01156, table 2, ViT-B/16). An adapter A
 (methods/mv_adapter/adapters.py) follows the MLP of each block:
 
-    x = x + MLP(LN x) + A(MLP(LN x)),   A = 0.1 (W_u s + b_u), where W_u and b_u are initially 0, so the model is CLIP
+    x = x + y + A(y),  y = MLP(LN x),  A(y) = 0.1 (W_u s + b_u); W_u and b_u are initially 0, so the model is CLIP
     video:   z = phi(W_d y + b_d); class tokens, means of patches and a video token pass a transformer block, whose
-             output calibrates the class tokens; patches bypass the block
-    caption: z = W_d y + b_d; words pass a causal transformer block
+             output calibrates the class tokens; patches bypass the block; s are class tokens and patches
+    caption: z = W_d y + b_d; words pass a causal transformer block, whose output after phi is s
     in the last `tied` blocks a vector f, shared by both towers, scales outputs (down_out) or inputs (down_in) of W_d
     v = unit(mean over t of unit(f_t));  S = q v^T;  loss = InfoNCE of S exp(logit_scale), with fixed logit_scale
 
-Adapters and the shared vectors are trained, and all biases of CLIP with a separate learning rate. These are
-3,325,696 + 171,008 = 3,496,704 parameters for MSRVTT, 2.34 % of those of ViT-B/16. The share for MSVD with down_in is
-2.39 %, which are the 3.6 M parameters that TempMe prints. The published learning rates (5e-6, 1e-7) are for float16
-weights (docs/protocol.md); float32 weights change far less with them.
+Adapters and the shared vectors are trained; all biases of CLIP are trained with a separate learning rate. These are
+3,325,696 + 171,008 = 3,496,704 parameters for MSRVTT, 2.34 % of those of ViT-B/16. For MSVD with down_in they are
+2.39 %, the 3.6 M parameters that TempMe prints. The published learning rates (5e-6, 1e-7) are for float16 weights
+(docs/protocol.md); float32 weights change far less with them.
 
 Differences: captions may be shorter than the table of position embeddings, which does not change their features; longer
 captions are cut. With `mask_missing`, missing frames are masked, calibrated by 0 and excluded from the mean. If a video
-has fewer frames than the table, means of patches get other position embeddings, as in the released code.
+has fewer frames than the table allows, the position embeddings of patch means shift, as in the released code.
 
 Shapes: B videos or captions, T frames, N tokens of a frame, L tokens of a caption, D width, d joint embedding.
 """

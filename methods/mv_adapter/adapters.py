@@ -1,6 +1,6 @@
 """The video adapter and the text adapter of MV-Adapter (Jin et al., CVPR 2024), as in zhangbw17/MV-Adapter.
 
-Both read the output y of the MLP of a block, and their output is added to y.
+An adapter reads the output y of the MLP in a transformer block of CLIP; the adapter's output is added to y.
 
 Shapes: B videos or captions, T frames, N tokens of a frame (class token and patches), L tokens of a caption, D width of
 the tower, m bottleneck.
@@ -23,7 +23,7 @@ FACTOR, HIDDEN, SHARE = 32, 16, 0.1  # width of a shared vector; hidden width of
 
 
 class _Adapter(nn.Module):
-    """Base class with a down projection, scaled in tied blocks, a transformer block, and an up projection of zeros."""
+    """Base class of adapters: down projection (scaled in tied blocks), transformer block, up projection of zeros."""
 
     def __init__(self, width: int, bottleneck: int, heads: int, places: int, tying: Tying) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class _Adapter(nn.Module):
             nn.init.normal_(linear.weight, std=(2 * width) ** -0.5)
 
     def lowered(self, y: Tensor, shared: Tensor | None) -> Tensor:
-        """Apply the down projection to y, (..., D) -> (..., m); `shared` (32,) is the shared vector of a tied block."""
+        """Apply the down projection to y, (..., D) -> (..., m), scaled if `shared` (32,) is a tied block's vector."""
         if self.factor is None or shared is None:
             return self.down(y)
         factor = self.factor(shared)
@@ -50,13 +50,13 @@ class _Adapter(nn.Module):
         return factor * F.linear(y, self.down.weight) + self.down.bias
 
     def macs(self, tokens: int, places: int) -> int:
-        """Return the multiply-adds of `tokens` tokens in both projections, and of `places` tokens in the block."""
+        """Return the multiply-adds of both projections on `tokens` tokens and of the block on `places` tokens."""
         size = self.down.out_features
         return 2 * tokens * self.down.weight.numel() + places * 12 * size**2 + 2 * places**2 * size
 
 
 class VideoAdapter(_Adapter):
-    """Adapter with attention among a video token, and the class tokens and patch means of all frames.
+    """Adapter whose transformer block reads one video token, and the class tokens and patch means of all frames.
 
     Patches pass only the two projections.
     """
@@ -79,8 +79,8 @@ class VideoAdapter(_Adapter):
 
         Args:
             y: (B, T, N, D) output of the MLP.
-            there: (B, T) bool, frames that are not missing; if None, all.
-            shared: (32,) shared vector of a tied block.
+            there: (B, T) bool, true for frames that are not missing; if None, none is missing.
+            shared: (32,) shared vector of a tied block; None for other blocks.
         """
         z = self.act(self.lowered(y, shared))  # (B, T, N, m)
         sequence = self.sequence(z)
@@ -103,7 +103,7 @@ class VideoAdapter(_Adapter):
         Args:
             whole: (B, 1, m) video token after the block.
             frames: (B, T, m) sum of class tokens and patch means after the block.
-            there: (B, T) bool, frames that are not missing; if None, all.
+            there: (B, T) bool, true for frames that are not missing; if None, none is missing.
         """
         own = self.calibrate["g"](whole).expand_as(frames)
         key = torch.cat([frames, own], dim=-1)
@@ -113,7 +113,7 @@ class VideoAdapter(_Adapter):
         return factors
 
     def extra(self, videos: int, frames: int, tokens: int) -> int:
-        """Return the multiply-adds for `videos` videos of `frames` frames with `tokens` tokens each."""
+        """Return the adapter's multiply-adds for `videos` videos of `frames` frames with `tokens` tokens per frame."""
         small = sum(p.numel() for p in self.calibrate.parameters() if p.ndim > 1)
         own = self.calibrate["g"].weight.numel()  # type: ignore[operator]
         return videos * (self.macs(frames * tokens, 1 + 2 * frames) + frames * (small - own) + own)

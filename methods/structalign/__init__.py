@@ -1,24 +1,24 @@
-"""StructAlign: frozen CLIP with low-rank adapters, whose words and frames are aligned with a simplex of categories.
+"""StructAlign: frozen CLIP with low-rank adapters; word and frame features are aligned with a simplex of categories.
 
 Wang et al., "StructAlign: Structured Cross-Modal Alignment for Continual Text-to-Video Retrieval", SIGIR 2026. Equation
-numbers refer to the paper. These choices are made where the paper is incomplete or contradicts itself:
+numbers refer to the paper. Where it is incomplete or contradicts itself, our choices are:
 
 - Eq. 2 does not specify which token the router reads. Here it reads the end-of-text token, once for each caption.
 - The prototypes of eq. 7 are "regularized to remain close to the reference". Here they are fixed to the reference P*,
   or learned with the penalty omega ||P - P*||^2 (`prototypes="learned"`).
 - sigma of eq. 14 is not published. Here it is the measured standard deviation of each category.
-- Eq. 14 draws pseudo features "in the same feature space after g_t and g_v", and eq. 13 on these shall prevent old
-  categories from moving. But constants drawn after the heads g_t and g_v train neither the heads nor fixed prototypes.
-  So we draw them at the inputs of the heads (means of pooled words and frames, not normalized), and map them by the
-  current heads. `pseudo="shared"` follows the paper literally, with a loss that lacks a gradient. `pseudo="clip"`
-  follows the released code, which also draws before the heads, but normalizes, unlike the real inputs of the heads.
+- Eq. 14 samples pseudo features "in the same feature space after g_t and g_v", and eq. 13 on these should prevent old
+  categories from moving. But constants sampled after the heads g_t and g_v train neither the heads nor fixed
+  prototypes. So we sample inputs of the heads (means of words and of frames, not normalized), and map them by the
+  current heads. `pseudo="shared"` follows the paper literally; its loss has no gradient. `pseudo="clip"` follows the
+  released code, which also samples before the heads, but normalizes the samples; real inputs are not normalized.
 - Eq. 17 sums over captions, but fig. 3 is "symmetric across modalities". Here both directions are averaged.
 - Ranks, temperatures and dropout are from the released code. Ranks 64 and 32 give the printed 33.9 M parameters.
 
 The released code differs from the paper in most modules. Preset `released` follows the code, except its defects.
 
-Shapes: B pairs, N words, T frames (M in the paper), L text length, Q captions, V videos, d joint embedding, C and n
-categories.
+Shapes: B pairs, N words, T frames (M in the paper), L text length, Q captions, V videos, d joint embedding, n
+categories so far.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Features = tuple[Tensor, Tensor]  # words (B, N, d), padded with zero rows, and 
 
 
 class StructAlign(Method):
-    """Frozen CLIP with adapters, whose words and frames are aligned with a simplex of categories."""
+    """Frozen CLIP with adapters; word and frame features are aligned with a simplex of category prototypes."""
 
     Config = StructAlignConfig
     ON_FEATURES = dict.fromkeys(("method.lr_first", "method.lr", "method.lr_other"), 1e-3)
@@ -117,12 +117,12 @@ class StructAlign(Method):
 
     @torch.no_grad()
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
-        """Store the feature statistics of the categories of the task, from which eq. 14 draws."""
+        """Store the feature statistics of the task's categories, from which eq. 14 samples pseudo features."""
         self.statistics.observe((self._observed(batch) for batch in loader), normalise=self.config.pseudo == "shared")
         self.adapters.end_task(task.index)
 
     def _observed(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Return categories (B,), features (2, B, d) like pseudo features, and aligned features (2, B, d)."""
+        """Return categories (B,), features (2, B, d) for the statistics of eq. 14, and aligned features (2, B, d)."""
         words = self._words(batch.tokens, self.adapters.text_seams(None)).float()
         frames = self._frames(batch.frames).float()
         aligned = l2_normalize(torch.stack(self._aligned(words, frames, self.prototypes.of(batch.categories))))
@@ -146,13 +146,13 @@ class StructAlign(Method):
         return SeparableEncoders(self, ("_words", "_frames", "encode_text"))
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        """Compute unit features of frames, (B, T, 3, H, W) -> (B, T, d)."""
+        """Compute unit features of each frame, (B, T, 3, H, W) -> (B, T, d)."""
         return l2_normalize(self._frames(frames))
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
-        """Compute unit features of words, padded with zero rows: (B, L) -> (B, N, d).
+        """Compute unit features of each word, padded with zero rows: (B, L) -> (B, N, d).
 
-        With score=fused the end-of-text feature precedes the words: (B, 1 + N, d).
+        With score=fused the feature of the end-of-text token precedes the words: (B, 1 + N, d).
         """
         seams = self.adapters.text_seams(self.index if task is None else task)
         words, caption = words_and_caption(self.backbone.text, tokens, seams, self.config.pads_are_words)
@@ -163,9 +163,9 @@ class StructAlign(Method):
         )
 
     def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
-        """Compute eq. 6 of captions (Q, N, d) and videos (V, T, d): (Q, V).
+        """Compute the similarities (Q, V) of eq. 6 between captions (Q, N, d) and videos (V, T, d).
 
-        With score=fused the result is (Q, V, 2): eq. 6, and the cosine of end of text and mean frame.
+        With score=fused the result is (Q, V, 2): eq. 6, and the cosine of the end-of-text and the mean frame feature.
         """
         if self.config.score == "words":
             return frame_word_similarity(queries, gallery)
@@ -173,7 +173,7 @@ class StructAlign(Method):
         return torch.stack([frame_word_similarity(queries[:, 1:], gallery), whole], dim=-1)
 
     def normalize_scores(self, scores: Tensor) -> Tensor:
-        """Return scores (Q, V): with score=fused, the mean of both z-scores over all stored videos."""
+        """Return scores (Q, V), unchanged or, with score=fused, the mean of two z-scores over all stored videos."""
         return scores if self.config.score == "words" else mean_z_score(scores)
 
     # -------------------------------------------------------------------------------------- losses
@@ -197,7 +197,7 @@ class StructAlign(Method):
         return self._logits(frame_word_similarity(*self._features(batch)))
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Compute the weighted terms of eq. 18."""
+        """Return the terms of the loss of eq. 18, weighted, by name."""
         words, frames = self._features(batch)
         before = self._former_similarity(batch) if self.index > 0 else None
         with torch.autocast(words.device.type, enabled=False):
@@ -229,7 +229,7 @@ class StructAlign(Method):
         return terms
 
     def _former_similarity(self, batch: Batch) -> Tensor:
-        """Compute eq. 16, similarities (B, B) by the previous model, or by zero-shot CLIP if teacher=initial."""
+        """Compute similarities (B, B) of eq. 16 by the previous model, or by zero-shot CLIP if there is no teacher."""
         former = None if self.teacher is None else self.teacher.module
         seams = (lambda _: None) if former is None else former.text_seams
         with torch.no_grad():
@@ -240,7 +240,7 @@ class StructAlign(Method):
             return frame_word_similarity(gather(words), gather(self._former_videos.of(batch, encode)))
 
     def _relations(self, now: Tensor, before: Tensor) -> Tensor:
-        """Compute L_CRP, eq. 17, from similarities (B, B) by the current and previous model; 0 if they are equal."""
+        """Compute L_CRP, eq. 17, a scalar, from similarities (B, B) by the current model and by the previous model."""
         tau2, temperature = self.config.tau2, 1.0
         if self.config.crp_on == "logits":
             now, before, temperature = self._logits(now), self._logits(before), tau2
@@ -251,15 +251,15 @@ class StructAlign(Method):
         return symmetric_distillation(now, before, temperature) / 2
 
     def _aligned(self, words: Tensor, frames: Tensor, p: Tensor) -> Features:
-        """Compute eqs. 10-12: pool words and frames with attention to the prototypes p (B, d) of their categories.
+        """Pool words and frames by attention to the prototypes p (B, d) of their categories, eqs. 10-12.
 
-        Returns two tensors (B, d), for texts and videos.
+        Returns two tensors (B, d), one for texts and one for videos.
         """
         everything = torch.ones(frames.shape[:2], dtype=torch.bool, device=frames.device)
         return pool_towards(self.g_text(words), is_word(words), p), pool_towards(self.g_video(frames), everything, p)
 
     def _pseudo_misalignment(self, count: int) -> Tensor:
-        """Compute eq. 13 for `count` pseudo pairs of categories of previous tasks, drawn by eq. 14."""
+        """Compute eq. 13, a scalar, for `count` pseudo pairs, sampled by eq. 14, of categories of previous tasks."""
         categories, text, video = self.statistics.draw(count, self.config.sigma)
         if self.config.pseudo != "shared":
             for_text, for_video = (self.g_text, self.g_video)[:: -1 if self.config.swap_heads else 1]
@@ -277,11 +277,11 @@ class StructAlign(Method):
         return contrastive(self.scale() * texts @ videos.mT, "sum")
 
     def task_metrics(self) -> dict[str, float]:
-        """Return (P1)-(P3) of section 4.1 over the categories so far, and the weight of L_ETF in the last step."""
+        """Return measures of (P1)-(P3), section 4.1, of the categories so far, and L_ETF's weight in the last step."""
         return {"etf_weight": float(self._weight), **self.statistics.geometry()}
 
     def similarities(self) -> dict[str, Tensor]:
-        """Return the cosines (n, n) of fig. 7, among prototypes P* and among centered means of texts and of videos.
+        """Return the three matrices (n, n) of cosines of fig. 7: among prototypes P*, mean texts, and mean videos.
 
         The result is empty for fewer than two categories.
         """
@@ -292,9 +292,9 @@ class StructAlign(Method):
         return {"ideal prototypes": p @ p.mT, "mean texts": text, "mean videos": video}
 
     def batch_metrics(self) -> dict[str, float | Tensor]:
-        """Return eq. 22 (fig. 8) and |epsilon| of eq. 9 for aligned texts and videos of the last batch.
+        """Return statistics of the last batch: eq. 22 (fig. 8), |epsilon| of eq. 9, and the usage of text experts.
 
-        The usage of the text experts is included.
+        Those of eq. 22 and 9 are computed from aligned texts and from aligned videos.
         """
         names = ("micd_text", "micd_video", "angle_text", "angle_video")
         return {**dict(zip(names, self._geometry.unbind())), **usage(self.adapters)}

@@ -1,7 +1,7 @@
 """Adapters of both towers for StructAlign: those of the paper, and those of the released code.
 
-Both classes contain adapters only. A copy of them is therefore a copy of all trained weights of the towers; the frozen
-backbone is not copied.
+An object of either class contains all trained weights of the towers, and not the frozen backbone. So the previous
+model is stored as a copy of this object.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ class LoRAAdapters(nn.Module):
         """Do nothing, because all tasks share all adapters."""
 
     def text_seams(self, task: int | None) -> Seams:
-        """Return one `BlockSeams` per text block for eqs. 2-3; `task` is not used."""
+        """Return hooks (`BlockSeams`), one per text block, that apply the experts of eqs. 2-3; `task` is not used."""
         return group_seams(self.text, LoRAExpertGroup)
 
     def vision_seams(self) -> Seams:
-        """Return one `BlockSeams` per vision block for eq. 5 and the reducer."""
+        """Return hooks (`BlockSeams`), one per vision block, that apply LoRA, eq. 5, and the token reducer."""
         blocks = cast(Iterable[_QueriesValues], self.vision)
         low_rank = [BlockSeams(**_modules(block), fold=block.merged_delta) for block in blocks]
         return combine(self.reducer.seams(), low_rank)
@@ -133,12 +133,12 @@ class TaskAwareAdapters(nn.Module):
         self.vision_seams()  # raises an error if token i has different positions in the frames under this reducer
 
     def begin_task(self, index: int) -> None:
-        """Draw the prototype (D,) of the task from a normal distribution with standard deviation 1 / sqrt(D)."""
+        """Add a prototype (D,) for the task, initialized from N(0, 1 / D)."""
         like = next(self.text.parameters())
         self.prototypes.append(nn.Parameter(torch.randn(self.width, device=like.device) * self.width**-0.5))
 
     def end_task(self, index: int) -> None:
-        """Copy expert 0 to all experts after the first task."""
+        """After the first task, copy expert 0 to all experts; after other tasks, do nothing."""
         if index == 0:
             for adapter in self._experts():
                 adapter.experts.copy_first()
@@ -147,7 +147,7 @@ class TaskAwareAdapters(nn.Module):
         return [adapter for block in self.text for adapter in _modules(block).values()]
 
     def text_seams(self, task: int | None) -> Seams:
-        """Return one `BlockSeams` per text block, for captions that search the videos of `task`.
+        """Return hooks (`BlockSeams`), one per text block, for captions that search the videos of `task`.
 
         If `task` is None, the router does not use a prototype.
         """
@@ -155,14 +155,15 @@ class TaskAwareAdapters(nn.Module):
         return expert_seams(self.text, prototype, is_routed=task != 0)
 
     def vision_seams(self) -> Seams:
-        """Return one `BlockSeams` per vision block for frame fusion, in the last blocks, and for the reducer."""
+        """Return hooks (`BlockSeams`), one per vision block: token reducer and, in the last blocks, frame fusion."""
         fusions = [BlockSeams(beside=fusion, needs_alignment=True) for fusion in self.vision]
         return combine(self.reducer.seams(), [*[BlockSeams()] * self.first, *fusions])
 
     def groups(self, index: int) -> dict[str, list[nn.Parameter]]:
         """Return the parameters that task `index` trains, by the name of their group.
 
-        The first task trains A and expert 0; later tasks train all experts and routers. Each task trains its prototype.
+        The first task trains A and expert 0; later tasks train all experts and routers. Each task trains its own
+        prototype.
         """
         text: list[nn.Parameter] = []
         for adapter in self._experts():
@@ -191,7 +192,7 @@ def make_adapters(
     Args:
         kind: `lora`, the adapters of the paper, or `task_aware`, those of the released code.
         backbone: frozen CLIP.
-        text: number of text experts, number of experts per caption, and rank, alpha and dropout rate of the experts.
+        text: number of text experts, number of experts that a caption uses, and the experts' rank, alpha and dropout.
         vision: rank and alpha of LoRA in the vision tower, for `lora`.
         fusion_layers: number of last blocks with frame fusion, for `task_aware`.
         reducer: token reducer of the vision tower.

@@ -1,4 +1,4 @@
-"""Training recipes of StructAlign: those of the paper, the released code and the embedded streams, and ablations."""
+"""Presets of StructAlign: training recipes of the paper, the released code and embedded streams, and ablations."""
 
 from __future__ import annotations
 
