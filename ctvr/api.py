@@ -200,8 +200,9 @@ def load(
     """Load a trained model for queries: `model.search("a dog runs along a beach")`.
 
     Args:
-        name: a folder with a saved model; the beginning of an MLflow run id; the name of a run; `best-STREAM`, which
-            searches selected on validation videos; a sweep (its best trial); a method (its newest run).
+        name: a folder with a saved model; OWNER/NAME@REVISION on the Hugging Face Hub; the beginning of an MLflow run
+            id; the name of a run; `best-STREAM`, which searches selected on validation videos; a sweep (its best
+            trial); a method (its newest run).
         runs, store, videos: as in `run`.
         trust: classes `module:Class` to load, and addresses to use, although only the folder or record names them.
 

@@ -123,7 +123,11 @@ READERS: dict[str, tuple[str, str]] = {
         ("`--model` of a script of `ctvr streams export-script`, which ctvr never runs", OPTION),
     ),
     **dict.fromkeys(
-        ["methods/backbone/hub.py:_connect", "methods/backbone/hub.py:why_unreachable"],
+        [
+            "methods/backbone/hub.py:_connect",
+            "methods/backbone/hub.py:why_unreachable",
+            "orchestrator/data/hub_repository.py:fetch_repository",
+        ],
         ("the hub of Hugging Face, or the proxy in front of it", OPTION),
     ),
 }

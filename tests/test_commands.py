@@ -56,7 +56,7 @@ def _names(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 COMMANDS = {*_names(PARSER)}
 OTHERS = (
-    "aws,bash,brew,cd,chmod,curl,docker,echo,export,git,kubectl,pip,python,python3,ray,sbatch,source,squeue,scancel,ssh,"
+    "aws,bash,brew,cd,chmod,curl,docker,echo,export,git,hf,kubectl,pip,python,python3,ray,sbatch,source,squeue,scancel,ssh,"
     "apptainer,sed,tail"
 )
 

@@ -46,6 +46,8 @@ WHY_NOT = {
     "ctvr streams check NAME --features FOLDER": "canaries of an embedder: tests/orchestrator/vectors",
     "ctvr streams (import features .* features=features .*|check mine --features features)": "features of a script: "
     "tests/orchestrator/exporters",
+    "ctvr (search|streams import features) .*@main .*|ctvr streams (export mine|import features FOLDER) .*": "the Hub: "
+    "tests/orchestrator/data/test_hub_repository.py",
     "ctvr search TEXT --model head_linear": "a card's text tower: tests/orchestrator/retrieval",
     "ctvr streams check msrvtt-10": "a benchmark's stream, imported from its own files",
     ".*backbone.weights=openai|ctvr cache weights .*": "downloads weights",

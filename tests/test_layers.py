@@ -55,9 +55,9 @@ MAY: dict[str, set[str]] = {
         "store methods search_spaces",
         "sweep": "cli ctvr",
         "cli": "jobs sweeps catalog execution doctor exporters importers vectors streams tables tracking settings",
-        # synthetic: a video that the probe of `ctvr doctor --gpu` decodes
+        # synthetic: a video that the probe of `ctvr doctor --gpu` decodes; vectors: the card of exported features
         "jobs": "bundles sweeps execution method_checks serving pages retrieval on_ray tables tracking migration "
-        "learning.run learning.training learning.evaluation learning.record settings keys figures "
+        "vectors learning.run learning.training learning.evaluation learning.record settings keys figures "
         "data streams synthetic video store methods",
         "sweeps": "catalog execution method_checks on_ray tables tracking learning.run learning.evaluation "
         "settings keys data streams store methods search_spaces",

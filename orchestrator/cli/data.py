@@ -52,7 +52,8 @@ def add_streams(commands: Any) -> None:
         default=[],
         metavar="name=FILE",
         help="the importer's files and options, such as split=MSRVTT_10_dataset.pkl; csv and features also accept "
-        "tasks=month|N|category, and features accepts tasks=clusters:N; see docs/own-videos.md",
+        "tasks=month|N|category, and features accepts tasks=clusters:N; see docs/own-videos.md. features also accepts "
+        "one exported folder, or OWNER/NAME@REVISION on the Hugging Face Hub",
     )
     importer.add_argument(
         "--name",

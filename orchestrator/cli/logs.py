@@ -26,6 +26,8 @@ def set_up_logging() -> None:
     if not supervisor.is_child():
         for name in _OWN_HANDLERS:
             os.environ.setdefault(name, "critical")
+        if sys.stderr is None or not sys.stderr.isatty():
+            os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     logging.getLogger("ctvr").setLevel(logging.INFO)
     hide_secrets()
 

@@ -45,7 +45,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "--model",
         required=True,
         metavar="MODEL",
-        help="model: a folder, run id, run, sweep (the best trial), method (the newest run) or best-STREAM",
+        help="model: a folder, OWNER/NAME@REVISION on the Hugging Face Hub, run id, run, sweep (the best trial), "
+        "method (the newest run) or best-STREAM",
     )
     parser.add_argument(
         "--gallery", dest="among", type=user_path, metavar="FOLDER", help="folder of the videos to search"

@@ -289,11 +289,12 @@ def get_runs_of_model(arguments: argparse.Namespace, may_be_incomplete: bool = F
     Raises:
         ConfigError: as `get_existing_runs`, for a --gallery that does not exist, and for an unknown model.
     """
-    from ctvr.orchestrator.jobs.find_model import BEST, find_run, find_started, is_folder
+    from ctvr.orchestrator.jobs.find_model import BEST, find_run, find_started, is_folder, local_name
 
     gallery = getattr(arguments, "among", None)
     if isinstance(gallery, Path) and not gallery.exists():
         raise ConfigError("does not exist", f"--gallery {gallery}", remedy="Pass the folder of the videos to search.")
+    arguments.model = local_name(arguments.model)
     if is_folder(arguments.model):
         return get_execution(arguments)
     execution = get_existing_runs(arguments)

@@ -18,7 +18,9 @@ def add_plot(commands: Any) -> None:
     )
     parser.add_argument("kind", choices=("attention", "merges", "gates", "scores", "drift"), help="kind of plot")
     parser.add_argument(
-        "model", help="model: a folder, run id, run, sweep (the best trial), method (the newest run) or best-STREAM"
+        "model",
+        help="model: a folder, OWNER/NAME@REVISION on the Hugging Face Hub, run id, run, sweep (the best trial), "
+        "method (the newest run) or best-STREAM",
     )
     parser.add_argument(
         "--inputs",

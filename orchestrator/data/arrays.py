@@ -245,7 +245,8 @@ def _write_parquet(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         for name, array in arrays.items()
         for row, vector in enumerate(np.atleast_2d(array).reshape(-1, array.shape[-1]).tolist())
     ]
-    kind = arrow.list_(arrow.float32())
+    is_half = all(array.dtype == np.float16 for array in arrays.values())
+    kind = arrow.list_(arrow.float16() if is_half else arrow.float32())
     columns = [arrow.array([line[0] for line in lines]), arrow.array([line[1] for line in lines])]
     columns.append(arrow.array([line[2] for line in lines], type=kind))
     parquet.write_table(arrow.table(dict(zip(COLUMNS, columns))), path)

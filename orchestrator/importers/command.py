@@ -19,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ctvr.orchestrator.config import parse_overrides, suggest
+from ctvr.orchestrator.data.hub_repository import fetch_repository, is_repository
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import (
     Manifest,
@@ -62,6 +63,7 @@ KINDS: dict[str, dict[str, str]] = {
     "features": {"table": "TABLE.csv", "features": "FEATURES.npz", "text": "TEXTS.npy", "tasks": "month"},
 }
 OPTIONAL = {"datasets", "text", "tasks", "held_out", "classes"}
+IN_FOLDER = {"table": "table.csv", "features": "features.parquet", "text": "text_features.parquet"}  # of an export
 NO_VIDEOS = ("cvlm", "features", "hf", *IMAGES)  # their own arguments give all locations
 
 
@@ -80,7 +82,8 @@ def import_stream(
 
     Args:
         kind: one of KINDS.
-        files: argument name -> file, as the kind requires; several annotation files are separated by commas.
+        files: argument name -> file, as the kind requires; several annotation files are separated by commas. For
+            features, `folder` names a folder or repository with the files of IN_FOLDER, instead of these.
         videos: the folder of the videos; None for the kinds in NO_VIDEOS.
         root: the runs folder.
         name: the name of the stream; default: the kind and its number of tasks (`msrvtt-10`), `cvlm` for all five data
@@ -100,6 +103,7 @@ def import_stream(
         of_file = _default_name(kind, files)
         name = of_file if is_name(of_file) else nearest_name(of_file)
     check_name(name, "--name")
+    files = _of_folder(files) if kind == "features" and "folder" in files else files
     if name in RENDERED:
         raise ConfigError("is an embedded stream", f"--name {name!r}", remedy="Choose another name.")
     if correct and kind in (*IMAGES, "features"):
@@ -152,10 +156,11 @@ def _find_if_all_missing(manifest: Manifest, videos: Path) -> str:
 
 
 def parse_file_arguments(kind: str, words: Sequence[str]) -> dict[str, str]:
-    """Parse the arguments `name=FILE`. If a kind requires exactly one argument, `name=` may be omitted."""
+    """Parse the arguments `name=FILE`. `FILE` alone is the only required argument or, for features, the folder."""
     needed = [word for word in KINDS.get(kind, {}) if word not in OPTIONAL]
-    if len(words) == 1 and len(needed) == 1 and "=" not in words[0]:
-        return {needed[0]: words[0]}
+    alone = needed if len(needed) == 1 else ["folder"] * (kind == "features")
+    if len(words) == 1 and alone and "=" not in words[0]:
+        return {alone[0]: words[0]}
     _words_of(kind)
     if bare := [word for word in words if "=" not in word]:
         raise ConfigError(f"{bare[0]!r} lacks the name of its argument. {_usage(kind)}", f"streams import {kind}")
@@ -179,6 +184,8 @@ def _words_of(kind: str) -> dict[str, str]:
 def _check_words(kind: str, files: Mapping[str, str], videos: Path | None) -> None:
     words = _words_of(kind)
     usage = _usage(kind)
+    if kind == "features" and "folder" in files:
+        words = {"folder": "FOLDER", "tasks": words["tasks"]}
     for word in files:
         if word not in words:
             raise ConfigError(f"{word}= is unknown.{suggest(word, words)} {usage}", f"streams import {kind}")
@@ -204,7 +211,15 @@ def _default_name(kind: str, files: Mapping[str, str]) -> str:
         return kind if files.get("tasks", "1") == "1" else f"{kind}-{files['tasks']}"
     if kind in IMAGES:
         return kind if _classes(files) is None else f"{kind}-classes-{_classes(files)}"
-    return Path(files["table"]).stem
+    return Path(files.get("folder") or files["table"]).stem
+
+
+def _of_folder(files: Mapping[str, str]) -> dict[str, str]:
+    """Return the arguments that name the files of a folder, which for OWNER/NAME@REVISION of the Hub is downloaded."""
+    given = files["folder"]
+    folder = fetch_repository(given, "dataset") if is_repository(given) else _path(given)
+    found = {word: str(folder / name) for word, name in IN_FOLDER.items() if word != "text" or (folder / name).exists()}
+    return {**files, **found}
 
 
 def _import_kind(

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import yaml
 
 from ctvr.methods.backbone.clip import Clip
 from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.data.array_files import Arrays, load_npy
 from ctvr.orchestrator.data.arrays import FORMS, write_arrays
 from ctvr.orchestrator.data.batches import StreamData
 from ctvr.orchestrator.data.device import set_determinism
-from ctvr.orchestrator.data.imported_features import frame_source
+from ctvr.orchestrator.data.imported_features import caption_features, frame_source
 from ctvr.orchestrator.data.prepare import prepare_stream
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
@@ -31,6 +33,8 @@ from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.streams.captions import cell_of
 from ctvr.orchestrator.streams.stream import Item, Stream, iter_items
 from ctvr.orchestrator.streams.videos import missing_videos
+from ctvr.orchestrator.vectors.card import CARD
+from ctvr.orchestrator.vectors.feature_set import find_set, store_set
 
 COLUMNS = ("video", "caption", "category", "split", "task", "path", "start", "end")
 WHAT = ("table", "frames", "features", "files")
@@ -49,7 +53,8 @@ def export_stream(
         form: file format of frames and features, one of FORMS.
         what: parts of WHAT. table: `table.csv`, a line for each caption, and `manifest.json`, always written. frames:
             (T, H, W, 3) uint8 of each video. features: (T, d) of each video and (d,) of each caption from the untrained
-            backbone. files: the video files in `videos`, whose names are then used in `table.csv`.
+            backbone, with a card; those of a stream of features as they were imported. files: the video files in
+            `videos`, whose names are then used in `table.csv`.
 
     Raises:
         ConfigError: for an unknown format, a folder that is not empty, or missing videos.
@@ -98,6 +103,12 @@ def _write_arrays(
     stream: Stream, experiment: Experiment, execution: ExecutionConfig, new: Path, out: Path, form: str, what: list[str]
 ) -> list[str]:
     """Write frames and features to the folder `new`, which is later called `out`; return a line for each file."""
+    if stream.text_features:  # as imported, without towers
+        items = [item for _, _, item in iter_items(stream)]
+        names, table = caption_features(Path(stream.text_features))
+        texts = dict(zip(names, np.split(table.rows.numpy(), table.starts[1:-1].numpy())))
+        store_set(find_set(Path(items[0].path).parent), new)
+        return _write_pairs(((item.video, load_npy(item.path)) for item in items), texts, items, new, out, form)
     clip = load_tower(experiment, stream)
     assert isinstance(clip, Clip)  # a stream of images has no captions to export
     source = frame_source(stream, execution.places().open_store(), experiment.data, clip.image_size, clip.resize)
@@ -114,22 +125,47 @@ def _write_arrays(
         clip = clip.to(device).eval()
         data = StreamData(stream, source, clip.tokenize, clip.mean, clip.std, experiment.data, device)
         lines += _write_features(data, items, clip, new, out, form)
+        if not stream.has_features:
+            _write_card(experiment, clip, new)
     return lines
 
 
 @torch.no_grad()
 def _write_features(data: StreamData, items: list[Item], clip: Any, new: Path, out: Path, form: str) -> list[str]:
     videos = ((item.video, clip.vision(data.load_video(item))[0].cpu().numpy()) for item in items)
-    texts: dict[str, np.ndarray] = {}
+    texts: Arrays = {}
     for caption in dict.fromkeys(caption for item in items for caption in item.captions):
         texts[caption] = clip.text(data.tokens([caption]).to(data.device))[0].cpu().numpy()
+    return _write_pairs(videos, texts, items, new, out, form)
+
+
+def _write_pairs(
+    videos: Iterable[tuple[str, np.ndarray]], texts: Arrays, items: list[Item], new: Path, out: Path, form: str
+) -> list[str]:
+    """Write the features of videos and of captions; return a line for each file."""
     written = out / write_arrays(new / f"features.{form}", videos).name
-    lines = [f"features of {len(items)} videos: {written}"]
-    in_order = np.stack([texts[caption] for item in items for caption in item.captions])
-    np.save(new / "text_features.npy", in_order, allow_pickle=False)  # always .npy, because captions are not file names
-    lines.append(f"features of {len(in_order)} captions, a row for each line of the table: {out / 'text_features.npy'}")
-    words = f"table={out / 'table.csv'} features={written} text={out / 'text_features.npy'}"
-    return [*lines, f"import them with: ctvr streams import features {words} --name NAME"]
+    of_texts = f"text_features.{'parquet' if form == 'parquet' else 'npy'}"  # captions are not names of files
+    if form == "parquet":
+        write_arrays(new / of_texts, texts.items())
+    elif len({rows.shape for rows in texts.values()}) > 1:
+        fault = "cannot store captions with different numbers of vectors"
+        raise ConfigError(fault, f"--form {form}", remedy="Use --form parquet.")
+    else:
+        in_order = np.stack([texts[caption] for item in items for caption in item.captions])
+        np.save(new / of_texts, in_order, allow_pickle=False)
+    words = f"table={out / 'table.csv'} features={written} text={out / of_texts}"
+    return [
+        f"features of {len(items)} videos: {written}",
+        f"features of {len(texts)} captions: {out / of_texts}",
+        f"import them with: ctvr streams import features {words} --name NAME",
+    ]
+
+
+def _write_card(experiment: Experiment, clip: Clip, new: Path) -> None:
+    backbone, data = experiment.backbone, experiment.data
+    about = {"embedder": Path(backbone.name).name, "revision": Path(backbone.weights).name, "width": clip.embed_dim}
+    about |= {"frames": f"{data.num_frames}, {data.sampling}", "pooling": "one vector a frame", "normalisation": "none"}
+    (new / CARD).write_text(yaml.safe_dump(about, sort_keys=False), encoding="utf-8")
 
 
 def _write_table(stream: Stream, new: Path, names: Sequence[str]) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
 from ctvr.orchestrator.config import suggest
+from ctvr.orchestrator.data.hub_repository import fetch_repository, is_repository
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.sweeps.comparison import last_value
@@ -23,6 +24,11 @@ BEST = "best-"
 def is_folder(name: str) -> bool:
     """Return whether a name is a folder with a saved model."""
     return os.path.lexists(Path(name).expanduser() / "model.json")  # loading refuses a FIFO or a loop of links
+
+
+def local_name(name: str) -> str:
+    """Return the name of a model; for OWNER/NAME@REVISION of the Hub, the folder into which it is downloaded."""
+    return str(fetch_repository(name, "model")) if is_repository(name) else name
 
 
 def find_run(name: str, execution: ExecutionConfig) -> RunRecord:

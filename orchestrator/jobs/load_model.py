@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ctvr.orchestrator.errors import ConfigError, MissingObject
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.jobs.find_model import find_run, is_folder
+from ctvr.orchestrator.jobs.find_model import find_run, is_folder, local_name
 from ctvr.orchestrator.learning.record.commits import Commits
 from ctvr.orchestrator.learning.record.gallery_files import read_gallery
 from ctvr.orchestrator.learning.run.factory import TrainedModel, load_trained, restore_from_commits
@@ -29,15 +29,16 @@ def load(name: str, execution: ExecutionConfig) -> Model:
     """Load a trained model for queries.
 
     Args:
-        name: one of: a folder with a saved model; the beginning of an MLflow run id; the name of a run; `best-STREAM`
-            for the model that searches selected on validation videos (sweeps/best.py) or, with a warning, the run of
-            the highest R@1 if no search selected a model; the name of a sweep for its best trial; the name of a method
-            for its newest complete run.
+        name: one of: a folder with a saved model; OWNER/NAME@REVISION on the Hugging Face Hub; the beginning of an
+            MLflow run id; the name of a run; `best-STREAM` for the model that searches selected on validation videos
+            (sweeps/best.py) or, with a warning, the run of the highest R@1 if no search selected a model; the name of
+            a sweep for its best trial; the name of a method for its newest complete run.
         execution: the runs folder, and the folder of the videos.
 
     Raises:
         ConfigError: if no model has this name, or its weights are missing.
     """
+    name = local_name(name)
     if is_folder(name):
         folder = Path(name).expanduser()
         trained = _read(folder)

@@ -20,10 +20,12 @@ from ctvr.orchestrator.data.arrays import FORMS, read_arrays, write_arrays
 from ctvr.orchestrator.digests import digest_file
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.importers.features import import_features as features_importer
 from ctvr.orchestrator.jobs.export import export_stream
 from ctvr.orchestrator.learning.run.execute import RunPaths, execute
 from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.streams.load import load_stream
+from tests.feature_stream import write_features
 from tests.in_subprocess import in_subprocess
 from tests.refusing import missing_from, refuses
 
@@ -124,6 +126,38 @@ def test_features_in_half_precision_come_back_from_an_export(exported, tmp_path)
     found = read_arrays(tmp_path / "made" / "features.npz")
     assert found.keys() == half.keys()
     assert all(np.array_equal(found[video], half[video].astype(np.float32)) for video in half)
+
+
+def test_exported_features_have_the_card_of_their_backbone(exported):
+    card = yaml.safe_load((exported / "out" / "features.yaml").read_text())
+    assert (card["embedder"], card["revision"], card["normalisation"]) == ("tiny-clip", "shipped", "none")
+    (width,) = {array.shape[1] for array in read_arrays(exported / "out" / "features.npz").values()}
+    assert card["width"] == width
+
+
+def test_captions_of_several_vectors_are_exported_as_parquet_only(tmp_path, capsys):
+    write_features(tmp_path)
+    with (tmp_path / "table.csv").open() as file:
+        texts = {row["caption"]: np.ones((1 + number % 2, 5)) for number, row in enumerate(csv.DictReader(file))}
+    np.savez(tmp_path / "texts.npz", **texts)
+    parts = (tmp_path / "table.csv", tmp_path / "videos.npz", tmp_path / "texts.npz")
+    features_importer(*parts, tmp_path / "runs/streams/mine.json", "mine")
+    words = ["--features", "--runs", str(tmp_path / "runs")]
+    assert main(["streams", "export", "mine", str(tmp_path / "no"), *words]) == 2
+    assert not missing_from(capsys.readouterr().err, "--form", "npz", "parquet")
+    assert main(["streams", "export", "mine", str(tmp_path / "out"), "--form", "parquet", *words]) == 0
+    again = [
+        "streams",
+        "import",
+        "features",
+        str(tmp_path / "out"),
+        "--name",
+        "again",
+        "--runs",
+        str(tmp_path / "runs"),
+    ]
+    assert main(again) == 0
+    assert load_stream("again", tmp_path / "runs").digest == load_stream("mine", tmp_path / "runs").digest
 
 
 def test_files_of_a_stream_of_features_are_refused(exported, capsys):

@@ -1,5 +1,9 @@
 """A task with MTEB's interface gives the model's own results, from decoders or frames, in both directions."""
 
+import json
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import av
@@ -134,3 +138,30 @@ def test_a_batch_that_mteb_cannot_use_is_one_line(learned, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with refuses("pip", "install", where="mteb"):
         _ = encoder.mteb_model_meta
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("mteb") is None, reason="mteb is not installed")
+def test_a_task_of_mteb_has_the_recall_of_search(learned, tmp_path, monkeypatch):
+    """MSVD's task, whose data set is a local folder here, runs from the reader of videos to the scores."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    import mteb
+
+    pytest.importorskip("torchcodec.decoders", exc_type=(ImportError, RuntimeError))  # the latter without FFmpeg
+    manifest = json.loads((learned / "small" / "small.json").read_text())
+    (tmp_path / "msvd" / "test").mkdir(parents=True)
+    items = [item for task in manifest["tasks"] for split in ("train", "test") for item in task[split]]
+    rows = [{"file_name": item["path"], "caption": item["captions"][0]} for item in items]
+    for row in rows:
+        shutil.copy(learned / "small" / "videos" / row["file_name"], tmp_path / "msvd" / "test")
+    (tmp_path / "msvd" / "test" / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (task,) = mteb.get_tasks(["MSVDT2VRetrieval"])
+    monkeypatch.setitem(task.metadata.dataset, "path", str(tmp_path / "msvd"))
+    model = load("framefusion_moe", ExecutionConfig(runs=learned))
+    (scores,) = mteb.evaluate(MtebEncoder(model), [task], cache=None).task_results[0].scores["test"]
+    videos = [str(tmp_path / "msvd" / "test" / row["file_name"]) for row in rows]
+    hits = model.search([row["caption"] for row in rows], len(rows), videos)
+    places = [[Path(hit.video).stem for hit in each].index(Path(video).stem) for each, video in zip(hits, videos)]
+    for k in (1, 3, 5, 10):
+        assert scores[f"hit_rate_at_{k}"] == pytest.approx(np.mean(np.array(places) < k), abs=1e-4)
+    assert 0 < scores["hit_rate_at_3"] < 1
