@@ -52,7 +52,7 @@ class CAMoEConfig:
     )
     mask_mode: MaskMode = setting(
         "attention",
-        doc="masking of words by muw; CLIP lacks a mask token. attention: masks attention; filler: replaces the words",
+        doc="masking of words by muw. attention: no token attends to them; filler: a filler token replaces them",
         unpublished=True,
     )
     filler: int = setting(0, doc="token id in place of a masked word")

@@ -15,9 +15,9 @@ method is in evaluation mode.
 Differences: an image is a video of one frame. The paper uses ImageNet images and CC3M captions. Without them, the
 reference set is a small set of synthetic images, and results are not comparable with the paper's. The paper trains each
 task for 1000 steps and averages every 100; tasks of CTVR have 200 to 1600 steps, and its interval is not published. An
-interval of 10 gives nearly the same mean and also suits short tasks. Preset `original` is the released command: l2 and
-the average are used together (the paper's ablation treats them as alternatives), the factor is fixed
-(base.train_scale=false), and weights are added to the average after 1, 1 + I, 1 + 2I, ... steps, I the interval.
+interval of 10 gives nearly the same mean and also suits short tasks. Preset `original` is the released command. It uses
+l2 and the average together; the paper's ablation treats them as alternatives. The factor is fixed
+(base.train_scale=false). Weights are added to the average after 1, 1 + I, 1 + 2I, ... steps, where I is the interval.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.search_simulation", description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=64, help="trials of a search (default: %(default)s)")
     parser.add_argument("--places", type=int, default=8, help="trials that run at once (default: %(default)s)")
-    parser.add_argument("--tasks", type=int, default=10, help="tasks of the stream (default: %(default)s)")
+    parser.add_argument("--tasks", type=int, default=10, help="number of tasks of the stream (default: %(default)s)")
     parser.add_argument("--rows", type=int, default=1, help="rows of a table (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=1.0, help="mean time of a task (default: %(default)s)")
     parser.add_argument("--sigma", type=float, default=0.0, help="lognormal spread of this time (default: %(default)s)")

@@ -95,8 +95,8 @@ class FrameFusionMoEConfig:
     )
     first_task_bypass: bool = setting(
         True,
-        doc="whether task 1 uses expert 0 without a router, and copies it to all other experts at its end (released "
-        "code); eq. 4 does not define task 1",
+        doc="whether task 1 trains expert 0 without a router; it is then copied to all others (released code). Eq. 4 "
+        "does not say how task 1 is trained",
     )
 
     # Losses, section 3.5

@@ -18,7 +18,9 @@ class UsageCounter(nn.Module):
     counted: Tensor | None = None  # (E,) float32 sums of gates
 
     def count(self, sums: Tensor) -> None:
-        """Add `sums` (E,), each expert's gates summed over training captions; a step counts each caption once."""
+        """Add to the usage of each expert its gates, summed over training captions: `sums` (E,).
+
+        The caller counts each caption once a step."""
         self.counted = sums if self.counted is None else self.counted + sums
 
 

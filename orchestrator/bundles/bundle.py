@@ -48,7 +48,7 @@ class Bundle:
 
 
 def digest(about: Mapping[str, Any], ranks: Mapping[str, np.ndarray]) -> str:
-    """Return the SHA-256 of the content of a bundle, which does not depend on types of numbers and compression."""
+    """Return the SHA-256 of a bundle's content. It does not depend on dtypes or compression."""
     arrays = {name: [list(each.shape), _sha256(each)] for name, each in ranks.items()}
     return digest_of([{name: value for name, value in about.items() if name != "digest"}, arrays])
 

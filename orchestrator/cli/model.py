@@ -87,7 +87,7 @@ def add_serve(commands: Any) -> None:
         "--token-file",
         type=user_path,
         metavar="FILE",
-        help="file with the token (default: CTVR_SERVE_TOKEN, if it is set)",
+        help="file with the token (default: the token in the variable CTVR_SERVE_TOKEN, if it is set)",
     )
     add_execution_options(parser)
     parser.set_defaults(run=_serve)

@@ -78,7 +78,7 @@ def count_startup_trials(search: SearchConfig) -> int:
 
 
 def count_random_trials(search: SearchConfig, trials: int) -> int:
-    """Return how many of the `trials` trials of a search are sampled at random; with TPE, until it models results.
+    """Return how many of the `trials` trials of a search are sampled at random: all, or those before TPE's model.
 
     TPE samples a trial at random if fewer than `count_startup_trials` trials were compared at the first rung before it
     is proposed. In brackets, these trials must have ended.

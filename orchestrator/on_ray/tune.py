@@ -252,7 +252,7 @@ def _restore_handlers() -> Iterator[None]:
 
 
 def _count_outcomes(trials: Sequence[Any], total: int, num_tasks: int, seconds: float) -> SearchOutcome:
-    """Count the outcomes of listed trials; a trial ended by Ctrl-C is TERMINATED before its last task."""
+    """Count the outcomes of listed trials. A trial TERMINATED before its last task was ended by Ctrl-C."""
     complete = failed = tasks = reused = 0
     for trial in trials:
         last = trial.last_result or {}

@@ -57,9 +57,8 @@ class EvaluationConfig:
     )
     reencode: tuple[int, ...] = setting(
         (),
-        doc="percentages of the videos of earlier tasks that the current model re-encodes, oldest first, for the "
-        "metrics stream/index/... (docs/protocol.md); 0 is always measured, and 100 is needed for the "
-        "compatibility gap",
+        doc="percentages of earlier tasks' videos, oldest first, that the current model re-encodes for the metrics "
+        "stream/index/... (docs/protocol.md). 0 is always measured. The compatibility gap needs 100",
     )
     reencode_after: Literal["all", "last"] = setting(
         "last", doc="tasks after which the percentages in `reencode` are measured"

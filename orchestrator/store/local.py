@@ -216,7 +216,7 @@ class LocalFiles:
         return "has been created again by another process"
 
     def names(self, folder: str = "") -> Iterator[Entry]:
-        """Yield every object in a folder and its subfolders, sorted by name."""
+        """Yield the names of all objects in a folder and its subfolders, sorted."""
         found: list[Entry] = []
         for name in self.listed(folder):
             with contextlib.suppress(FileNotFoundError):

@@ -15,7 +15,7 @@ EXTRA_TOKENS = 3  # tokens besides one per ASCII character: start, end, leading 
 
 
 def check_stream(stream: Stream) -> str:
-    """Report missing videos, captions and files that several videos share, and suspicious or truncated captions."""
+    """Report missing videos, captions or files that several videos share, and suspicious or truncated captions."""
     lines = [check_videos(stream)]
     if stream.domain != "images":
         lines += [*_same_files(stream), *_films_of_both_sides(stream), *_odd_captions(stream)]

@@ -173,7 +173,7 @@ def _kind_of_data(runs: Sequence[RunRecord]) -> str:
 
 
 def selected_run(runs: Sequence[RunRecord]) -> RunRecord | None:
-    """Return the first seed of the candidate that the confirmation on validation videos chose.
+    """Return the run with the first seed of the candidate that the confirmation on validation videos chose.
 
     Returns None without a search, after a search of several rows, or if trials are on a Pareto front.
     """
@@ -191,10 +191,10 @@ def selected_run(runs: Sequence[RunRecord]) -> RunRecord | None:
 
 
 def _register(tracker: Tracker, run: RunRecord) -> tuple[str | None, str]:
-    """Register a run's model as a version; move the aliases to it if it becomes the best of its stream (best.py).
+    """Register a run's model as a new version. If it is the best of its stream (best.py), point the aliases to it.
 
     Returns:
-        the number of the version, None without a model; and a sentence on `best-STREAM`, empty for an upper bound.
+        number of the version, or None if the run has no model; note on the alias `best-STREAM`, "" for an upper bound
     """
     if stored_capabilities(run.settings).reencodes_gallery:
         return None, ""

@@ -117,7 +117,7 @@ def _rotate(words: tuple[str, ...], index: int, conflict: float) -> list[str]:
 
 @dataclass(frozen=True)
 class Scene:
-    """Description of a clip with one event; with direction, number and size of frames, it determines the pixels."""
+    """Description of a clip with one event. With direction, number and size of frames, it determines the pixels."""
 
     world: int
     place: str

@@ -1,6 +1,6 @@
-"""Sending of messages to MLflow, one method per operation. Every operation can be repeated without effect.
+"""Sending of messages to MLflow, one method per operation. Every operation is idempotent.
 
-A (metric, step) that exists is not stored again, a parameter keeps its first value, and a run that exists under its
+An existing (metric, step) is not stored again. A parameter keeps its first value. An existing run with the same
 identity is continued. Errors are raised: the `OutboxSender` (outbox.py) handles them.
 """
 

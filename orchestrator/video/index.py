@@ -199,10 +199,10 @@ def read_index(path: Path, limits: Limits, watch: Watch) -> Index:
 
 
 def count_index(path: Path, container: str, why: str, limits: Limits, watch: Watch) -> Index:
-    """Index a video by decoding all of it; `why`, the reason, is part of error messages.
+    """Index a video by decoding all of it. Error messages quote `why`, the reason for decoding all of it.
 
     Raises:
-        VideoError: if a packet cannot be decoded, nothing is shown, or a limit is exceeded.
+        VideoError: if a packet cannot be decoded, the video has no displayed frame, or a limit is exceeded.
     """
     watch.hint = f"; {why}, so all of it is decoded. {convert(path)} makes a video with an index"
     pts: list[int | None] = []

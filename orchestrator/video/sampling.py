@@ -109,7 +109,7 @@ def choose_frames(
     first, stop = 0, len(times)
     if segment is not None:
         if segment[0] > times[-1] + frame_seconds(times) + SLACK:
-            raise ValueError(f"segment starts at {segment[0]:g} s, the video ends at {times[-1]:.2f} s")
+            raise ValueError(f"the segment starts at {segment[0]:g} s, but the video ends at {times[-1]:.2f} s")
         first = max(int(np.searchsorted(times, segment[0] + SLACK, side="right")) - 1, 0)
         after_end = segment[1] > times[-1] + frame_seconds(times)
         stop = stop if after_end else int(np.searchsorted(times, segment[1] + SLACK, side="right")) - 1

@@ -63,7 +63,7 @@ def forgetting_rate(matrix: Matrix) -> float:
 
 
 def history(own: Matrix, union: Matrix, protocol: str) -> dict[str, float]:
-    """Return the metrics that need earlier tasks: forgetting and, for CVLM, FR and HM; an empty matrix gives none."""
+    """Return the metrics that need earlier tasks: forgetting and, for CVLM, FR and HM. An empty matrix gives none."""
     found = {"stream/t2v/bwf": backward_forgetting(own)} if own else {}
     found |= {"stream/t2v/bwf_union": backward_forgetting(union)} if union else {}
     if protocol == "cvlm" and own:

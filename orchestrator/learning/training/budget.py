@@ -63,10 +63,10 @@ def step_costs(method: Method, data: StreamData) -> dict[str, float]:
 def budget(
     method: Method, data: StreamData, split: str, cost: Mapping[str, float], record: RunState, seed: int
 ) -> dict[str, float]:
-    """Return the metrics of the module docstring.
+    """Return the budget metrics that the module docstring defines.
 
     Args:
-        method: after the last task.
+        method: the method as trained after the last task.
         data: data of the run, with or without features of frozen blocks.
         split: the split whose videos are searched.
         cost: metrics of `cost.measure`, among them `cost/stored_floats_per_video` and `cost/video_gmacs`.

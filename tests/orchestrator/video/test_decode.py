@@ -87,7 +87,7 @@ def test_a_segment_shorter_than_a_frame_keeps_the_frame_on_screen():
 
 
 def test_a_segment_after_the_end_of_the_video_is_an_error(video):
-    with pytest.raises(VideoError, match=r"segment starts at 7 s, the video ends at 2.36 s"):
+    with pytest.raises(VideoError, match=r"segment starts at 7 s, but the video ends at 2.36 s"):
         decode_apart(video, Sampling(4, 32), (7, 9))
     for segment in [(3.0, 1.0), (-1.0, 1.0), (0.0, float("nan"))]:
         with pytest.raises(VideoError, match="0 <= start < end"):
