@@ -11,7 +11,7 @@ import dataclasses
 import difflib
 import math
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -19,7 +19,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from ctvr.methods.settings import SettingError
 from ctvr.orchestrator.console import printable
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.setting_groups import likely_number, setting_names, variants_of
+from ctvr.orchestrator.setting_groups import describe_type, likely_number, literals_of, setting_names, variants_of
 
 T = TypeVar("T")
 Settings = dict[str, Any]
@@ -69,8 +69,10 @@ def closest_setting(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_setting(name: str, value: Any, known: Iterable[str]) -> ConfigError:
-    """Return the error for an unknown setting; its message suggests the closest known setting."""
+    """Return the error for an unknown setting or a group; its message suggests the closest known setting."""
     names = list(known)
+    if own := [each for each in names if each.startswith(f"{name}.")]:
+        return _group_error(name, value, own)
     meant, last = closest_setting(name, names), _fold(name.rpartition(".")[2])
     near = [each for each in names if not meant and len(last) > 1 and _fold(each.rpartition(".")[2]).startswith(last)]
     meant, names = near[0] if len(near) == 1 else meant, near or names
@@ -82,6 +84,15 @@ def unknown_setting(name: str, value: Any, known: Iterable[str]) -> ConfigError:
         write=(f"{meant}={as_text(value) or 'VALUE'}",) if meant else (),
         unknown=name,
     )
+
+
+def _group_error(name: str, value: Any, own: Sequence[str]) -> ConfigError:
+    """Return the error for a value that is given to a group instead of to one of its settings `own`."""
+    chosen = f"{name}.name"
+    write = (f"{chosen}={as_text(value)}",) if chosen in own and not isinstance(value, dict | None) else ()
+    listed = ", ".join(each.removeprefix(f"{name}.") for each in own)
+    remedy = "" if write else f"Use {own[0]}=VALUE, for example."
+    return ConfigError(f"is the group of the settings {listed}", name, remedy=remedy, write=write, unknown=name)
 
 
 def no_method(name: str, remedy: str, meant: str) -> ConfigError:
@@ -261,6 +272,9 @@ def _convert(hint: Any, value: Any, name: str, default: Any, dotted: bool) -> An
     given = value
     if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, hint):
         return value
+    kinds = {hint, *typing.get_args(hint)}
+    if isinstance(value, bool) and bool not in kinds and not kinds.isdisjoint((int, float)):  # `yes` of YAML is not 1
+        raise _wrong_value(hint, given, name, default, dotted)
     if isinstance(value, str):
         if value.strip().lower() in {"none", "null"} and type(None) in typing.get_args(hint):
             return None
@@ -290,14 +304,15 @@ def _wrong_value(hint: Any, value: Any, name: str, default: Any, dotted: bool) -
             each = f"{'As one number' if hint is int else 'With a decimal point'}: {name}={number}. {each}"
         return ConfigError(f"takes one value, not {len(parts)}", name, as_text(value), each)
     tidy = value.strip(" =.,;'\"`[](){}\u2018\u2019\u201c\u201d") if isinstance(value, str) else ""
-    if literals := _literals(hint):
+    if literals := literals_of(hint):
         better: Any = closest(str(value), map(str, literals)) or default
     else:
         meant = (tidy, likely_number(tidy, hint is int)) if tidy else ()
         better = next((each for each in meant if each and _converts(hint, each)), default)
     is_example = dotted and better not in ("", (), None, dataclasses.MISSING)
     write = (f"{name}={as_text(better)}",) if is_example else ()
-    return ConfigError(f"is not {_described(hint)}", name, value, write=write)
+    got = "null" if value is None else as_text(value) if isinstance(value, bool) else value
+    return ConfigError(f"is not {describe_type(hint)}", name, got, write=write)
 
 
 def _converts(hint: Any, value: Any) -> bool:
@@ -306,30 +321,6 @@ def _converts(hint: Any, value: Any) -> bool:
     except ValidationError:
         return False
     return True
-
-
-def _literals(hint: Any) -> tuple[Any, ...]:
-    if typing.get_origin(hint) is typing.Literal:
-        return typing.get_args(hint)
-    kinds = typing.get_args(hint) if typing.get_origin(hint) is not tuple else ()
-    return tuple(each for kind in kinds for each in _literals(kind))
-
-
-def _described(hint: Any) -> str:
-    """Describe a field's type in words: "a whole number", "one of fp32, bf16", "2 numbers separated by commas"."""
-    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "none"}
-    origin, kinds = typing.get_origin(hint), typing.get_args(hint)
-    if hint in plain:
-        return plain[hint]
-    if origin is typing.Literal:
-        return f"one of {', '.join(map(str, kinds))}"
-    if origin is tuple:
-        count = "" if Ellipsis in kinds else f"{len(kinds)} "
-        each = plain.get(kinds[0], "a value").partition(" ")[2] if kinds else "value"
-        return f"{count}{each}s separated by commas"
-    if kinds:
-        return " or ".join(_described(kind) for kind in kinds)
-    return f"a {getattr(hint, '__name__', hint)}"
 
 
 def schema_of(hint: Any) -> dict[str, Any]:

@@ -82,9 +82,9 @@ def printable(text: str, keep: str = "") -> str:
     return _UNSAFE.sub(escaped, text)
 
 
-def count(number: int, what: str) -> str:
-    """Format a number of things: `1 run`, `2 runs`."""
-    return f"{number} {what}{'s' * (number != 1)}"
+def count(number: int, what: str, others: str = "") -> str:
+    """Format a number of things: `1 run`, `2 runs`; `others` is the plural if it is more than an s: "videos are"."""
+    return f"{number} {what if number == 1 else others or f'{what}s'}"
 
 
 def format_duration(seconds: float) -> str:

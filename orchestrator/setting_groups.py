@@ -1,10 +1,14 @@
-"""Names of the settings of a dataclass with groups (`group` of methods/settings.py); repair of mistyped numbers."""
+"""Names of the settings of a dataclass with groups (`group` of methods/settings.py); repair of mistyped numbers.
+
+A group is a field that holds one of several dataclasses, its variants; the setting `field.name` selects one.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import re
+import typing
 import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -90,3 +94,28 @@ def _as_number(value: float, is_whole: bool) -> str:
     if not math.isfinite(value) or (is_whole and not (abs(value) < 1e15 and float(value).is_integer())):
         return ""
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else f"{value:g}"
+
+
+def literals_of(hint: Any) -> tuple[Any, ...]:
+    """Return the values that a field's type lists; () if it lists none."""
+    if typing.get_origin(hint) is typing.Literal:
+        return typing.get_args(hint)
+    kinds = typing.get_args(hint) if typing.get_origin(hint) is not tuple else ()
+    return tuple(each for kind in kinds for each in literals_of(kind))
+
+
+def describe_type(hint: Any) -> str:
+    """Describe a field's type in words: "a whole number", "one of fp32, bf16", "2 numbers separated by commas"."""
+    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "none"}
+    origin, kinds = typing.get_origin(hint), typing.get_args(hint)
+    if hint in plain:
+        return plain[hint]
+    if origin is typing.Literal:
+        return f"one of {', '.join(map(str, kinds))}"
+    if origin is tuple:
+        count = "" if Ellipsis in kinds else f"{len(kinds)} "
+        each = plain.get(kinds[0], "a value").partition(" ")[2] if kinds else "value"
+        return f"{count}{each}s separated by commas"
+    if kinds:
+        return " or ".join(describe_type(kind) for kind in kinds)
+    return f"a {getattr(hint, '__name__', hint)}"

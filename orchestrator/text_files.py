@@ -18,7 +18,7 @@ from ctvr.orchestrator.errors import ConfigError
 
 MIB = 1 << 20
 YAML_BYTES, YAML_VALUES, YAML_LEVELS, YAML_DIGITS = 1 << 20, 10_000, 50, 100  # limits, with all aliases expanded
-MOST = 1024 * MIB  # a manifest of a million videos has about 300 MB
+MAX_BYTES = 1024 * MIB  # a manifest of a million videos has about 300 MB
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 _BREAK = re.compile(r"\r\n|\n|\r")  # `str.splitlines` also splits at U+2028, U+0085, VT and FF, which occur in captions
 
@@ -42,7 +42,7 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
-def read_bytes(path: Path, most: int = MOST) -> bytes:
+def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
     """Read a regular file of at most `most` bytes.
 
     Raises:
@@ -66,7 +66,7 @@ def _kind(mode: int) -> str:
     return next((name for is_kind, name in kinds.items() if is_kind(mode)), "device")
 
 
-def read_text(path: Path, most: int = MOST) -> str:
+def read_text(path: Path, most: int = MAX_BYTES) -> str:
     """Read and decode a text file of at most `most` bytes.
 
     A byte order mark is removed. Line breaks are not translated.

@@ -13,12 +13,12 @@ def image_size(name: str) -> int | None:
     """Return the side of a backbone's input images in pixels; None for an unknown name."""
     if name == VECTORS:
         return 1
-    size = (read_description(name) or {}).get("vision_cfg", {}).get("image_size")
+    size = (get_model_config(name) or {}).get("vision_cfg", {}).get("image_size")
     size = size[0] if isinstance(size, list) else size
     return size if isinstance(size, int) else None
 
 
-def read_description(name: str) -> dict[str, Any] | None:
+def get_model_config(name: str) -> dict[str, Any] | None:
     """Return a backbone's sizes in open_clip's form; None for an unknown name or a file without an architecture."""
     if name in UMT:
         return UMT[name]

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-MOST = 200_000  # maximum number of dictionaries, modules and tensors in a file; large checkpoints have thousands
+MAX_OBJECTS = 200_000  # maximum number of dictionaries, modules and tensors in a file; large checkpoints have thousands
 Place = tuple[str, ...]  # path of a tensor: names of the dictionaries and modules that contain it, then its own name
 _ZIP = b"PK\x03\x04"
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # with which files of torch before 1.6 begin
@@ -107,7 +107,7 @@ def read(content: bytes) -> dict[str, torch.Tensor]:
 
     Raises:
         Exception: any exception that pickle, zipfile and torch raise for a damaged file.
-        ValueError: for a file without a tensor, with two tensors of one name, or with more than `MOST` objects.
+        ValueError: for a file without a tensor, with two tensors of one name, or with more than `MAX_OBJECTS` objects.
     """
     found = _read_archive(content) if content[:4] == _ZIP else _read_legacy(content)
     if isinstance(found, torch.Tensor):
@@ -115,8 +115,8 @@ def read(content: bytes) -> dict[str, torch.Tensor]:
     tensors: dict[Place, torch.Tensor] = {}
     names: dict[str, torch.Tensor] = {}
     for number, (place, value) in enumerate(_flatten(found, (), ())):
-        if number > MOST:
-            raise ValueError(f"it holds more than {MOST} objects")
+        if number > MAX_OBJECTS:
+            raise ValueError(f"it holds more than {MAX_OBJECTS} objects")
         if value is None:
             continue
         if names.setdefault(".".join(place), value) is not value:  # {1: x, "1": y}, {"a.b": x, "a": {"b": y}}

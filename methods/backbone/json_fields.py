@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-MOST = 100_000  # largest accepted size, such as a number of tokens; all architectures of open_clip have fewer
+MAX_SIZE = 100_000  # largest accepted size, such as a number of tokens; all architectures of open_clip have fewer
 
 
 def read_object(file: Path, what: str = "the settings of the weights") -> dict[str, Any]:
@@ -41,7 +41,7 @@ def get_object(config: Mapping[str, Any], name: str, source: Path) -> dict[str, 
     return get_typed(config, name, dict, "an object", source) or {}
 
 
-def get_whole(config: Mapping[str, Any], name: str, source: Path, most: int = MOST) -> int | None:
+def get_whole(config: Mapping[str, Any], name: str, source: Path, most: int = MAX_SIZE) -> int | None:
     """Return `config[name]`, a whole number from 1 to `most`; None if it is absent."""
     what = f"a whole number of 1 to {most}"
     value: int | None = get_typed(config, name, int, what, source)

@@ -22,7 +22,7 @@ from ctvr.methods.backbone.architectures import IMPORTED, SHIPPED, UMT, VECTORS
 from ctvr.methods.backbone.checkpoint import ENDINGS, files_of, fitted, has_weights, read_checkpoint
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.conv_stem import ConvStem
-from ctvr.methods.backbone.descriptions import read_description
+from ctvr.methods.backbone.descriptions import get_model_config
 from ctvr.methods.backbone.entry_points import entry_point, entry_point_names, load_entry_point
 from ctvr.methods.backbone.hub import fetch, fetch_weights, offline
 from ctvr.methods.backbone.openclip_towers import EndMarked, WholeText, text_of, vision_of
@@ -186,7 +186,7 @@ def describe_architecture(name: str) -> dict[str, Any]:
     import open_clip
 
     if is_own(name):
-        if found := read_description(name) or {}:
+        if found := get_model_config(name) or {}:
             found |= {"tokenizer": tokenizer_digests(name, found)}
     elif name in open_clip.list_models():
         found = dict(open_clip.get_model_config(name))
@@ -319,7 +319,7 @@ def brings_weights(name: str) -> bool:
     """Return whether a backbone has its own weights, called `shipped`: true for a folder and for an entry point."""
     if is_own(name):
         return weights_of(name, "shipped") != "shipped"
-    return read_description(name) is None and entry_point(name) is not None
+    return get_model_config(name) is None and entry_point(name) is not None
 
 
 def is_path(weights: str) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ctvr.methods.backbone.architectures import open_clip_folder
-from ctvr.methods.backbone.json_fields import MOST, get_object, get_typed, get_whole, read_object
+from ctvr.methods.backbone.json_fields import MAX_SIZE, get_object, get_typed, get_whole, read_object
 from ctvr.methods.settings import SettingError
 from ctvr.methods.user_paths import expand_path
 
@@ -29,7 +29,7 @@ CLIP_WORDS = 49408  # entries of CLIP's vocabulary, which open_clip contains
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf"}
 _LARGEST = 2**28  # bytes of a file that may belong to a tokenizer
 _SIZES = ("layers", "width", "head_width", "heads", "image_size", "patch_size", "context_length", "vocab_size")
-# Largest accepted sizes, if not MOST; open_clip's own architectures have up to 56 layers and 901,629 words
+# Largest accepted sizes, if not MAX_SIZE; open_clip's own architectures have up to 56 layers and 901,629 words
 _MOST = {"layers": 1000, "num_hidden_layers": 1000, "vocab_size": 10**6}
 _FIELDS = ("embed_dim", "vision_cfg", "text_cfg")
 _TOKENIZER_OPTIONS = {"clean", "strip_sep_token", "language", "bpe_path"}  # no `trust_remote_code`
@@ -164,7 +164,7 @@ def _check_sizes(config: Mapping[str, Any], file: Path) -> None:
     for name in _SIZES:
         value = config.get(name)
         for each in value if isinstance(value, list) else [value]:
-            get_whole({name: each}, name, file, _MOST.get(name, MOST))
+            get_whole({name: each}, name, file, _MOST.get(name, MAX_SIZE))
 
 
 def _of_transformers(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
@@ -181,7 +181,9 @@ def _of_transformers(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def _sizes(config: Mapping[str, Any], defaults: Mapping[str, int], file: Path) -> dict[str, int]:
-    return {name: get_whole(config, name, file, _MOST.get(name, MOST)) or default for name, default in defaults.items()}
+    return {
+        name: get_whole(config, name, file, _MOST.get(name, MAX_SIZE)) or default for name, default in defaults.items()
+    }
 
 
 def _of_clip(

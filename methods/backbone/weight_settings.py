@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ctvr.methods.backbone.json_fields import MOST, get_object, get_typed, get_whole, read_object
+from ctvr.methods.backbone.json_fields import MAX_SIZE, get_object, get_typed, get_whole, read_object
 from ctvr.methods.backbone.own_architecture import is_own, own_preprocessing, read_architecture
 
-MOST_TOKENS = MOST  # largest accepted number of tokens of a caption
+MOST_TOKENS = MAX_SIZE  # largest accepted number of tokens of a caption
 ACTIVATIONS = ("gelu", "quick_gelu")
 RESIZE_MODES = ("shortest", "squash", "longest")
 INTERPOLATIONS = ("bicubic", "bilinear")

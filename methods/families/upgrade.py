@@ -45,7 +45,7 @@ from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.layers.feature_maps import procrustes, ridge_map
 
 OLD, NEW = 0, 1  # rows of `Upgraded.scales`
-MOST = 1024  # maximum number of training pairs from which m and sd are measured
+MAX_PAIRS = 1024  # maximum number of training pairs from which m and sd are measured
 
 
 class Upgraded(Strategy):
@@ -128,13 +128,13 @@ class Upgraded(Strategy):
         self.scales[OLD] = self._scale(self.old, self.learned - 1, ((b.frames, b.tokens, b.video_ids) for b in loader))
 
     def _read(self, pairs: Tensor, videos: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield frames, tokens and video ids of at most `MOST` pairs of a task, which are evenly spaced in its order.
+        """Yield frames, tokens and video ids of at most `MAX_PAIRS` pairs of a task, evenly spaced in its order.
 
         Args:
             pairs: (n,) pair ids of the task.
             videos: (n,) video ids of these pairs.
         """
-        step = -(-len(pairs) // MOST)
+        step = -(-len(pairs) // MAX_PAIRS)
         for some, which in zip(pairs[::step].split(32), videos[::step].split(32)):
             yield *self._source.pairs(some.tolist()), which
 
@@ -152,7 +152,7 @@ class Upgraded(Strategy):
             for frames, tokens, numbers in pairs
         ]
         captions, videos, numbers = (torch.cat(part) for part in zip(*found))
-        step = -(-len(captions) // MOST)
+        step = -(-len(captions) // MAX_PAIRS)
         captions, videos, numbers = captions[::step], videos[::step], numbers[::step]
         others = model.score(captions, videos).double()[numbers[:, None] != numbers]
         sd, mean = torch.std_mean(others)

@@ -29,7 +29,7 @@ ABOUT = "bundle.json"
 ALL, OWN = "all", "own"  # galleries: all videos so far, and the videos of the query's task
 MEMBERS = (ABOUT, f"{ALL}.npy", f"{OWN}.npy")
 LARGEST = 1_000_000  # bytes of a bundle
-MOST = 32 * MIB  # bytes of a decompressed member
+MAX_MEMBER_BYTES = 32 * MIB  # bytes of a decompressed member
 MOST_RUNS = 1000
 MOST_RANKS, MOST_LAST = 4_000_000, 1_000_000  # ranks of a gallery: after all tasks, and after the last one
 START = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can state
@@ -119,7 +119,7 @@ def _read_members(archive: zipfile.ZipFile) -> dict[str, bytes]:
     for entry in archive.infolist():
         if entry.filename not in MEMBERS or entry.filename in found:
             raise ValueError(f"it has the member {entry.filename[:60]!r}")
-        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or entry.file_size > MOST:
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or entry.file_size > MAX_MEMBER_BYTES:
             raise ValueError(f"{entry.filename} has {entry.file_size} bytes or another compression")
         size = entry.file_size
         entry.file_size += 1  # content is cut at this size; a byte more than declared shows that more follows

@@ -30,7 +30,7 @@ GROWING = (
 )
 SHORT = 10  # tasks of the shorter stream in the comparison
 CLASSES = 2  # categories of a task
-MOST = 1000  # largest number of tasks
+MAX_TASKS = 1000  # largest number of tasks
 
 
 def count_bytes(method: Method) -> int:
@@ -60,10 +60,10 @@ def growth_table(tasks: int) -> str:
     """Return a Markdown table of the methods that grow with the number of tasks.
 
     Raises:
-        ConfigError: for a number of tasks outside 1 to `MOST`.
+        ConfigError: for a number of tasks outside 1 to `MAX_TASKS`.
     """
-    if not 1 <= tasks <= MOST:
-        raise ConfigError(f"must be 1 to {MOST}, got {tasks}", "--tasks", remedy="Use --tasks 100.")
+    if not 1 <= tasks <= MAX_TASKS:
+        raise ConfigError(f"must be 1 to {MAX_TASKS}, got {tasks}", "--tasks", remedy="Use --tasks 100.")
     lines = [("method", f"MB after {SHORT} tasks", f"MB after {tasks}", "kB per later task", "text passes of a query")]
     for name in GROWING:
         (short, _), (long, passes) = measure_growth(name, SHORT), measure_growth(name, tasks)

@@ -29,6 +29,7 @@ from ctvr.orchestrator.cli.methods import add_methods
 from ctvr.orchestrator.cli.migrate import add_migrate
 from ctvr.orchestrator.cli.model import add_export, add_page, add_search, add_serve
 from ctvr.orchestrator.cli.option_mistakes import check_options
+from ctvr.orchestrator.cli.option_needs import without_effect
 from ctvr.orchestrator.cli.other_words import correct
 from ctvr.orchestrator.cli.plot import add_plot
 from ctvr.orchestrator.cli.positional import (
@@ -84,6 +85,7 @@ class Parser(argparse.ArgumentParser):
         takes_settings = any(action.dest == "overrides" for action in parser._actions)
         known = lambda: mistakes.setting_names(_names(words)) if takes_settings else []  # noqa: E731
         found, kept = check_options(parser, words[at:], known, every)
+        found += without_effect(parser, kept)
         if parser is self and found:
             raise mistakes.tell(words, found)
         try:

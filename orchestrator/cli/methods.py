@@ -67,11 +67,11 @@ def _show(arguments: argparse.Namespace) -> str:
             raise ConfigError("--json shows settings, not presets", "methods", remedy="Omit --preset.")
         return schema_text(arguments.name or "")
     if arguments.backbone:
-        from ctvr.orchestrator.jobs.fitting import fitting_text
+        from ctvr.orchestrator.jobs.compatible_methods import compatible_methods_text
         from ctvr.orchestrator.sweeps.trust import trust_architectures
 
         trust_architectures([f"backbone.name={arguments.backbone}"])
-        return fitting_text(arguments.backbone)
+        return compatible_methods_text(arguments.backbone)
     from ctvr.orchestrator.catalog.methods import methods_text
 
     if arguments.verified:
@@ -144,7 +144,7 @@ def _check_method(arguments: argparse.Namespace) -> str:
     settings = settings_of(arguments)
     for name in settings:
         if not name.startswith(("method.", "base.")):
-            raise ConfigError(f"methods check: {name} is not a setting of the method. Use method.* and base.* only.")
+            raise ConfigError("is not a setting of the method", name, remedy="Use method.* and base.* only.")
     from ctvr.orchestrator.sweeps.preflight import check_methods
 
     check_methods([arguments.name])  # before torch is imported

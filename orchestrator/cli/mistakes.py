@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from ctvr.orchestrator import memo
+from ctvr.orchestrator.cli.error_places import name_option, place_in_file
 from ctvr.orchestrator.config import closest
 from ctvr.orchestrator.errors import ConfigError, Mistakes
 
-MOST = 20  # maximum number of mistakes in settings that are looked for
+MAX_MISTAKES = 20  # maximum number of mistakes in settings that are looked for
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,7 @@ def _peel(build: Callable[[dict[str, Any]], Any], settings: Mapping[str, Any]) -
     """Call `build` until it succeeds, with each refused setting corrected or dropped; return all mistakes."""
     kept, found = dict(settings), list[Mistake]()
     typed = {name: name for name in kept}  # setting -> its name as typed
-    for _ in range(MOST):
+    for _ in range(MAX_MISTAKES):
         try:
             build(kept)
             break
@@ -278,15 +280,28 @@ def all_mistakes(arguments: argparse.Namespace, error: ConfigError | None = None
         typed = dict(word.split("=", 1) for word in getattr(arguments, "overrides", []) if "=" in word)
         place = error.settings[0]
         old = (f"{place}={typed[place]}",) if place in typed else ()
+        error = name_option(error, arguments.words)
         found.append(mistake_from_error(_name_kind(error, _runs(arguments)), old))
-    return [_fill_names(each, arguments) for each in found]
+    return [_fill_names(_name_file(each, arguments), arguments) for each in found]
+
+
+def _name_file(mistake: Mistake, arguments: argparse.Namespace) -> Mistake:
+    """Return the mistake in a setting of --config with the file and the line; other mistakes are not changed."""
+    name = mistake.old[0].partition("=")[0] if mistake.old and "=" in mistake.old[0] else mistake.where
+    if not (place := place_in_file(name, mistake.unknown, arguments)):
+        return mistake
+    meant = ", ".join(word.replace("=", ": ", 1) for word in mistake.new or () if "=" in word)
+    remedy = mistake.remedy or (f"Set {meant}." if meant else "")
+    return replace(mistake, fault=f"{place}: {mistake.fault}", old=(), new=None, remedy=remedy)
 
 
 def _is_same(mistake: Mistake, error: ConfigError) -> bool:
     """Return whether an error is about the same argument as a mistake."""
     if error.unknown and error.unknown == mistake.unknown:
         return True
-    return mistake.fault == error.described or (error.settings[0] != "" and mistake.where == error.settings[0])
+    if mistake.fault in error.described:  # a check of `ctvr doctor` repeats the whole error
+        return True
+    return error.settings[0] != "" and os.path.abspath(mistake.where) == os.path.abspath(str(error.settings[0]))
 
 
 def _runs(arguments: argparse.Namespace) -> Path:

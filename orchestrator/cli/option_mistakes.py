@@ -17,7 +17,7 @@ from ctvr.orchestrator.setting_groups import likely_number
 
 _NUMBER = re.compile(r"-?\.?\d.*")  # -1 is a value, not an option
 UNITS = {"DAYS": "30", "HOURS": "2"}  # unit of a number -> an example
-NAMES = ("NAME", "FOLDER", "FILE", "HOST", "MODEL")
+NAMES = ("NAME", "FOLDER", "FILE", "HOST", "MODEL", "PRESETS")
 _GPU = "A run uses the GPU that torch finds; CUDA_VISIBLE_DEVICES chooses it. Omit it."
 # Options of other tools that ctvr does not need -> the explanation
 NEEDLESS = {

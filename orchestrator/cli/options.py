@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ctvr.orchestrator.config import parse_overrides
-from ctvr.orchestrator.console import say
+from ctvr.orchestrator.console import count, say
 from ctvr.orchestrator.errors import ConfigError, TrackingUnavailable
 from ctvr.orchestrator.output_dir import check_name
 from ctvr.orchestrator.sweeps.settings_file import read_settings
@@ -180,7 +180,13 @@ def add_direction(parser: argparse._ActionsContainer) -> None:
 
 def add_columns(parser: argparse._ActionsContainer) -> None:
     text = "metrics to show as further columns of the table, as runs record them, for example stream/t2v/rsum"
-    parser.add_argument("--columns", type=split_commas, default=(), metavar="NAME,NAME", help=text)
+    parser.add_argument("--columns", type=_column_names, default=(), metavar="NAME,NAME", help=text)
+
+
+def _column_names(text: str) -> tuple[str, ...]:
+    if not (names := split_commas(text)) or len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"is empty or repeats a name (got {text!r:.80}). Use each name once.")
+    return names
 
 
 def get_direction(arguments: argparse.Namespace) -> Literal["t2v", "v2t", "both"]:
@@ -342,5 +348,4 @@ def preflight(arguments: argparse.Namespace, stream: str | None) -> None:
         raise kind(f"{finding.subject}: {finding.text}. {finding.remedy}")
     warnings = [finding.subject for finding in found if finding.level == "warning"]
     if warnings:
-        count = f"{len(warnings)} warning{'s' * (len(warnings) > 1)}"
-        say(f"doctor: {count} ({', '.join(warnings)}); run `ctvr doctor` for details")
+        say(f"doctor: {count(len(warnings), 'warning')} ({', '.join(warnings)}); run `ctvr doctor` for details")

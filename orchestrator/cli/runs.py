@@ -9,6 +9,7 @@ from typing import Any
 from ctvr.orchestrator.cli.attach import add_attach
 from ctvr.orchestrator.cli.bundles import add_bundles
 from ctvr.orchestrator.cli.options import add_execution_options, get_execution, get_existing_runs
+from ctvr.orchestrator.console import count
 from ctvr.orchestrator.errors import ConfigError
 
 
@@ -124,8 +125,8 @@ def _sync(arguments: argparse.Namespace) -> str:
     tracker = Tracker(uri, arguments.runs)
     sent, left = tracker.flush()
     if left:
-        fault = f"{sent} records sent, {left} still wait: {tracker.waits_because}"
+        fault = f"{count(sent, 'record')} sent, {left} still waiting: {tracker.waits_because}"
         raise ConfigError(fault, "runs sync", remedy="Try again later.")
     aside = tracker.set_aside
     odd = f"; {aside} can never be accepted and are kept in {tracker.outbox.folder}/*-refused.jsonl" if aside else ""
-    return f"{max(sent - aside, 0)} records sent, none left{odd}"
+    return f"{count(max(sent - aside, 0), 'record')} sent, none left{odd}"

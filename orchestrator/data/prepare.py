@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ctvr.orchestrator import console
+from ctvr.orchestrator.console import count
 from ctvr.orchestrator.data.frames import Broken, FrameSource
 from ctvr.orchestrator.digests import Identity
 from ctvr.orchestrator.errors import ConfigError
@@ -119,6 +120,7 @@ def _describe_lost(stream: Stream, lost: list[tuple[Item, str]], what: str) -> s
     names = ", ".join(f"{item.path} ({reason})" for item, reason in lost[:3])
     more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
     return (
-        f"stream {stream.name}: {len(lost)} videos are {what}: {names}{more}. Repair them, or use "
-        "data.skip_missing=true to continue without them (a smaller gallery raises R@k: not comparable with the paper)."
+        f"stream {stream.name}: {count(len(lost), 'video is', 'videos are')} {what}: {names}{more}. Repair them, "
+        "or use data.skip_missing=true to continue without them (a smaller gallery raises R@k: not comparable with the "
+        "paper)."
     )

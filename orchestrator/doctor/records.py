@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
+from ctvr.orchestrator.console import count
 from ctvr.orchestrator.doctor import network
 from ctvr.orchestrator.doctor.findings import Finding, listed
 from ctvr.orchestrator.output_dir import runs_option
@@ -113,7 +114,7 @@ def outbox(place: Examined) -> Iterator[Finding]:
     refused = [file.stem for file in outbox.folder.glob(f"*{REFUSED}.jsonl") if file.stat().st_size]
     if waiting:
         remedy = f"`ctvr runs sync{runs_option(place.runs)}`"
-        yield Finding("warning", "outbox", f"{waiting} records wait for MLflow", remedy)
+        yield Finding("warning", "outbox", f"{count(waiting, 'record waits', 'records wait')} for MLflow", remedy)
     if refused:
         text = f"MLflow refused records of {listed([name.removesuffix(REFUSED) for name in refused])}"
         yield Finding("warning", "outbox", text, f"Inspect {outbox.folder}/*{REFUSED}.jsonl, then remove these files.")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ctvr.methods.backbone.descriptions import image_size
+from ctvr.orchestrator.console import count
 from ctvr.orchestrator.digests import cache_folder, source_digest
 from ctvr.orchestrator.doctor import machine, network, records
 from ctvr.orchestrator.doctor.findings import Finding, listed
@@ -221,7 +222,12 @@ def _videos(stream: Stream) -> Iterator[Finding]:
         )
     if empty:
         names = listed([item.video for item in empty])
-        yield Finding("error", "videos", f"{stream.name}: {len(empty)} files are empty: {names}", "Copy them again.")
+        yield Finding(
+            "error",
+            "videos",
+            f"{stream.name}: {count(len(empty), 'file is', 'files are')} empty: {names}",
+            "Copy them again.",
+        )
     if not missing and not empty:
         yield Finding("ok", "videos", f"{stream.name}: all {len(items)} are in place")
     if mark := stream.table_caveat:

@@ -18,7 +18,7 @@ from ctvr.orchestrator.console import printable
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.captions import captions_of
 from ctvr.orchestrator.streams.json_reader import read_json
-from ctvr.orchestrator.text_files import MOST, lines_of, read_text
+from ctvr.orchestrator.text_files import MAX_BYTES, lines_of, read_text
 
 SEPARATORS = {",": "commas", ";": "';'", "\t": "tabs", "|": "'|'"}
 # Word in tables and in data sets of the Hugging Face hub -> split
@@ -100,7 +100,7 @@ def open_table(path: Path, wanted: Sequence[str]) -> Table:
         wanted: column names; the separator that yields the most of them is used, by default the comma.
     """
     text = read_text(path)
-    csv.field_size_limit(MOST)
+    csv.field_size_limit(MAX_BYTES)
     first, _, rest = text.partition("\n")
     if _is_object(first):
         return Table(",", list(json.loads(first)), ((n, _to_cells(row)) for n, row in read_json_lines(path)))

@@ -10,7 +10,7 @@ from ctvr.orchestrator import memo
 from ctvr.orchestrator.errors import ConfigError, CtvrError, MissingObject
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.record.commits import Commits, digest_of_commit
-from ctvr.orchestrator.pages.confusion import MOST
+from ctvr.orchestrator.pages.confusion import MAX_CATEGORIES
 from ctvr.orchestrator.pages.forgetting import LostQuery, ModelHistory, lost_names
 from ctvr.orchestrator.streams.stream import Item, Stream
 from ctvr.orchestrator.streams.videos import VideoPlaces, picture_of
@@ -91,7 +91,7 @@ def _confusion(run: RunRecord, stream: Stream | None, execution: ExecutionConfig
     if stream is None:
         return ()
     _, places, queries = _asked(run, stream, execution)
-    if not 2 <= len({item.category for _, item in places}) <= MOST:
+    if not 2 <= len({item.category for _, item in places}) <= MAX_CATEGORIES:
         return ()
     names = list(queries)[:: max(1, -(-len(queries) // ASKED))]
     winners = _remembered(run, stream, execution, queries, names)

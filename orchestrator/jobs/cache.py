@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.console import count
 from ctvr.orchestrator.data.frames import FrameSource
 from ctvr.orchestrator.data.imported_features import frame_source
 from ctvr.orchestrator.data.prepare import DecodeMissing, Prepared, decode_stream, passes
@@ -99,7 +100,7 @@ def _report(
     Raises:
         ConfigError: with the report as its text, if videos are unusable and `skip_missing` is false.
     """
-    text = f"stream {stream.name}: {done.decoded} videos decoded, {done.known} were in the store"
+    text = f"stream {stream.name}: {count(done.decoded, 'video')} decoded, {done.known} were in the store"
     if lost:
         lines = [f"{video}: {reason}" for video, reason in sorted(lost.items())]
         text += f", {len(lost)} cannot be used"

@@ -25,8 +25,10 @@ from ctvr.orchestrator.streams.query_rank import Rank
 from ctvr.orchestrator.tables.build import PARAMETERS
 from ctvr.orchestrator.tables.significance import Ranks, read_ranks
 from ctvr.orchestrator.text_files import MIB, read_text
+from ctvr.orchestrator.tracking.run_record import RunRecord
+from ctvr.orchestrator.tracking.tracker import Tracker
 
-MOST = 64 * MIB  # bytes of a CSV file
+MAX_CSV_BYTES = 64 * MIB  # bytes of a CSV file
 HEAD = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "MedR", "meanr": "MeanR"}
 Runs = list[dict[str, Rank]]  # query -> rank, of each run (seed)
 Run = tuple[Ranks, str, float | None]  # ranks, protocol, number of trained parameters (None: not recorded)
@@ -82,12 +84,14 @@ def compare(first: str, second: str, execution: ExecutionConfig) -> str:
     dropped = [f"{len(side.queries) - len(shared)} of {letter}" for side, letter in zip(sides, "AB")]
     lines = [
         *(f"{letter}  {side.name}: {count(len(side.runs), 'run')}" for side, letter in zip(sides, "AB")),
-        f"compared on {len(shared)} queries of {len(set(videos))} videos that both have; dropped: {', '.join(dropped)}",
+        f"compared on {count(len(shared), 'query', 'queries')} of {len(set(videos))} videos that both have; "
+        f"dropped: {', '.join(dropped)}",
         *_table([_means(side.runs, shared, tasks) for side in sides]),
         f"R@1 of A minus B: {found} (95 % interval {over})",
         *([BY_TASK] if tasks else [POOLED] if any(side.task for side in sides) else []),
     ]
-    return "\n".join([*lines, *([GALLERIES] if sides[0].queries != sides[1].queries else [])])
+    lines += [GALLERIES] if sides[0].queries != sides[1].queries else []
+    return "\n".join([*lines, *filter(None, map(_beyond, sides, "AB"))])
 
 
 def _fewest(videos: Sequence[str], tasks: Sequence[int]) -> int:
@@ -106,6 +110,14 @@ def _means(runs: Runs, queries: Sequence[str], tasks: Sequence[int] | None) -> l
     return [float(np.mean([each[name] for each in found])) for name in HEAD]
 
 
+def _beyond(side: Side, letter: str) -> str:
+    """Return a note if a rank is larger than the number of videos that the side's queries name, otherwise ""."""
+    named = len({query.rpartition("#")[0] or query for query in side.queries})
+    worst = max(rank.mean for run in side.runs for rank in run.values())
+    said = f"{letter} has rank {worst:g}, but its queries name {count(named, 'video')}"
+    return f"{said}: its gallery has others, too, or its ranks are wrong." if worst > named else ""
+
+
 def _table(rows: Sequence[Sequence[float]]) -> list[str]:
     cells = [["", *HEAD.values()], *([letter, *(f"{each:.2f}" for each in row)] for letter, row in zip("AB", rows))]
     return ["  ".join(cell.rjust(8 if place else 1) for place, cell in enumerate(row)) for row in cells]
@@ -117,7 +129,7 @@ def _read_side(text: str, execution: ExecutionConfig) -> Side:
     if end is None and (text.endswith((".csv", ".zip")) or os.sep in text):
         raise ConfigError("no such file", text, remedy="Pass a CSV file, a bundle or the name of a run.")
     if end is None:
-        return _side(text, [_read_run(each.strip(), execution) for each in text.split(",")])
+        return _read_seeds(text, execution)
     path, row = Path(text[:end]), text[end + 1 :]
     is_bundle = path.suffix == ".zip" or zipfile.is_zipfile(path)
     return _read_row(path, row) if is_bundle else Side(path.name, [read_csv(path)])
@@ -128,9 +140,25 @@ def _side(name: str, runs: Sequence[Run]) -> Side:
     return Side(name, [dict(ranks.of) for ranks, _, _ in runs], all(trained == 0 for *_, trained in runs), task)
 
 
-def _read_run(name: str, execution: ExecutionConfig) -> Run:
+def _read_seeds(text: str, execution: ExecutionConfig) -> Side:
+    """Read comma-separated runs, which must be seeds of one configuration."""
+    from ctvr.orchestrator.keys.run_key import NON_IDENTITY_SETTINGS  # imports torch
+
     tracker = execution.existing_tracker()
-    run = find_record(name, tracker, methods=True)
+    records = [find_record(name.strip(), tracker, methods=True) for name in text.split(",")]
+    if len({run.run_id for run in records}) < len(records):
+        raise ConfigError("lists a run twice", text, remedy="Omit one of them.")
+    first = records[0].settings
+    for run in records[1:]:
+        names = [name for name in {**first, **run.settings} if first.get(name) != run.settings.get(name)]
+        if other := next((name for name in names if name not in ("seed", *NON_IDENTITY_SETTINGS)), None):
+            values = f"{first.get(other)} and {run.settings.get(other)}"
+            remedy = "Use a comma for seeds of one configuration only, and compare two: ctvr runs compare A B."
+            raise ConfigError(f"its runs have different values of {other}, {values}", text, remedy=remedy)
+    return _side(text, [_read_run(run, tracker) for run in records])
+
+
+def _read_run(run: RunRecord, tracker: Tracker) -> Run:
     if (ranks := read_ranks(tracker, run.run_id)) is None:
         raise ConfigError("its ranks are not stored", f"run {run.name}", remedy="Use a complete run of retrieval.")
     trained = run.last(PARAMETERS)
@@ -166,11 +194,11 @@ def read_csv(path: Path) -> dict[str, Rank]:
     Raises:
         ConfigError: for a missing column, a query that occurs twice, or a value that is not a rank; it names the line.
     """
-    lines, found = csv.reader(read_text(path, MOST).splitlines()), dict[str, Rank]()
+    lines, found = csv.reader(read_text(path, MAX_CSV_BYTES).splitlines()), dict[str, Rank]()
     try:
         head = [cell.strip().lower() for cell in next(lines, [])]
         if not {"query", "rank"} <= set(head):
-            raise ConfigError("lacks the columns query and rank", path, remedy="Add a first line with their names.")
+            raise _wrong_head(head, path)
         for line in lines:
             where = f"{path}: line {lines.line_num}"
             if not line:
@@ -183,7 +211,19 @@ def read_csv(path: Path) -> dict[str, Rank]:
             found[cells["query"]] = Rank.read(_rank(cells["rank"], where))
     except csv.Error as error:
         raise ConfigError(f"cannot be read as CSV ({error})", path, remedy="Save it as UTF-8 CSV.") from error
+    if not found:
+        raise ConfigError("has no queries after its first line", path, remedy="Add a line for each query.")
     return found
+
+
+def _wrong_head(head: Sequence[str], path: Path) -> ConfigError:
+    """Return the error for a first line without the columns query and rank."""
+    if not head:
+        return ConfigError("is empty", path, remedy="Add a line `query,rank`, and a line for each query.")
+    for sign, name in ((";", "semicolons"), ("\t", "tabs")):
+        if {"query", "rank"} <= {cell.strip('" ') for cell in ",".join(head).split(sign)}:
+            return ConfigError(f"is separated by {name}", path, remedy="Save it with commas.")
+    return ConfigError("lacks the columns query and rank", path, remedy="Add a first line with their names.")
 
 
 def _rank(text: str, where: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 
 from ctvr.orchestrator.config import closest, suggest
+from ctvr.orchestrator.console import count
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.runs import find_record, repeat_command
@@ -50,7 +51,7 @@ def explain_cell(table: str, row: str, column: str, execution: ExecutionConfig) 
     if not key:
         some = ", ".join(metrics[:8])
         raise ConfigError(f"no column {column!r} in {table}", "runs explain", remedy=f"Columns: {some}, ...")
-    mean = f"{found[key]}, the mean of {found['n']} seeds (std {found[key + '_std']})"
+    mean = f"{found[key]}, the mean of {count(int(found['n']), 'seed')} (std {found[key + '_std']})"
     lines = [f"{key} of {row} in table {table}: {mean}"]
     lines += [f"settings    {found['settings']}"] if found["settings"] else []
     tracker = execution.existing_tracker()

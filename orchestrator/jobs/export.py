@@ -17,6 +17,7 @@ import yaml
 
 from ctvr.methods.backbone.clip import Clip
 from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.console import count
 from ctvr.orchestrator.data.array_files import Arrays, load_npy
 from ctvr.orchestrator.data.arrays import FORMS, write_arrays
 from ctvr.orchestrator.data.batches import StreamData
@@ -77,8 +78,8 @@ def export_stream(
     if "files" in what:
         if missing := missing_videos(stream):
             raise ConfigError(
-                f"--files: {len(missing)} videos of {stream.name} are missing, for example {missing[0].path}. "
-                f"`ctvr streams check {stream.name}` lists them."
+                f"--files: {count(len(missing), 'video is', 'videos are')} missing in {stream.name}, "
+                f"for example {missing[0].path}. `ctvr streams check {stream.name}` lists the missing videos."
             )
         stream, notes = without_others(stream, manifest, execution, "--files")
     with new_folder(out) as new:
@@ -86,11 +87,11 @@ def export_stream(
         if "files" in what:
             rows = link_files([(task, item) for task, _, item in iter_items(stream)], new / "videos", "--files")
             names = [row["file_name"] for row in rows]
-        lines = [f"{_write_table(stream, new, names)} captions: {out / 'table.csv'}, {out / 'manifest.json'}"]
+        lines = [f"{count(_write_table(stream, new, names), 'caption')}: {out / 'table.csv'}, {out / 'manifest.json'}"]
         if names:
             words = f"{out / 'table.csv'} --videos {out / 'videos'} --name NAME"
             lines += [
-                f"{len(names)} videos: {out / 'videos'}",
+                f"{count(len(names), 'video')}: {out / 'videos'}",
                 *notes,
                 f"import them with: ctvr streams import csv {words}",
             ]
@@ -117,7 +118,7 @@ def _write_arrays(
     if "frames" in what:
         frames = ((item.video, source.load(item)) for item in items)  # one at a time, because all frames take gigabytes
         written = write_arrays(new / f"frames.{form}", frames)
-        lines.append(f"frames of {len(items)} videos: {out / written.name}")
+        lines.append(f"frames of {count(len(items), 'video')}: {out / written.name}")
     if "features" in what:
         torch.set_num_threads(experiment.run.threads)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -155,8 +156,8 @@ def _write_pairs(
         np.save(new / of_texts, in_order, allow_pickle=False)
     words = f"table={out / 'table.csv'} features={written} text={out / of_texts}"
     return [
-        f"features of {len(items)} videos: {written}",
-        f"features of {len(texts)} captions: {out / of_texts}",
+        f"features of {count(len(items), 'video')}: {written}",
+        f"features of {count(len(texts), 'caption')}: {out / of_texts}",
         f"import them with: ctvr streams import features {words} --name NAME",
     ]
 

@@ -8,16 +8,17 @@ same stream (importers/hf_dataset.py).
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ctvr.orchestrator.addresses import is_allowed
+from ctvr.orchestrator.console import count
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.output_dir import new_folder, require_new
@@ -57,8 +58,8 @@ def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: st
     stream = execution.load_stream(manifest)  # renders videos, after all checks
     if missing := missing_videos(stream):
         raise ConfigError(
-            f"--hf: {len(missing)} videos of {stream.name} are missing, for example {missing[0].path}. `ctvr streams "
-            f"check {stream.name}` lists them."
+            f"--hf: {count(len(missing), 'video is', 'videos are')} missing in {stream.name}, for example "
+            f"{missing[0].path}. `ctvr streams check {stream.name}` lists them."
         )
     stream, notes = without_others(stream, manifest, execution, "--hf")
     lines: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
@@ -97,7 +98,7 @@ def without_others(stream: Stream, manifest: str, execution: ExecutionConfig, op
     if not others:
         return stream, []
     first, why = next(iter(others.items()))
-    text = f"{len(others)} files are left out, for example {first} ({why})"
+    text = f"{count(len(others), 'file is', 'files are')} left out, for example {first} ({why})"
     try:
         kept = drop_videos(stream, [item for _, _, item in iter_items(stream) if item.path in others])
     except ConfigError as error:
@@ -159,7 +160,7 @@ def link_files(items: list[tuple[StreamTask, Item]], folder: Path, option: str) 
 
 def _names(stem: str, ending: str) -> Iterator[str]:
     yield f"{stem}{ending}"
-    yield from (f"{stem}-{number}{ending}" for number in count(2))
+    yield from (f"{stem}-{number}{ending}" for number in itertools.count(2))
 
 
 def _about(stream: Stream) -> dict[str, Any]:

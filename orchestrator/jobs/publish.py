@@ -75,7 +75,8 @@ def publish(
     ranks = None if parquet is None else write_parquet(bundle, parquet)
     write_in_runs(file, content, "Use another file.")
     about, place = bundle.about, os.path.relpath(file)
-    counts = f"{count(len(about['table']), 'row')}, {count(len(about['runs']), 'run')}, {len(about['queries'])} queries"
+    queries = count(len(about["queries"]), "query", "queries")
+    counts = f"{count(len(about['table']), 'row')}, {count(len(about['runs']), 'run')}, {queries}"
     lines = [f"written: {place} ({counts}, {len(content) / 1000:.1f} kB, digest {about['digest'][:12]})"]
     if signature is not None:
         write_in_runs(signature_of(file), signature, "Use another file.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ctvr.orchestrator.console import say
+from ctvr.orchestrator.console import count, say
 from ctvr.orchestrator.errors import ConfigError, MissingObject
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.record.commits import Commits
@@ -34,7 +34,7 @@ def rebuild(execution: ExecutionConfig) -> str:
             f"runs sync --rebuild: {event_log.folder} has no event log. Pass the folder of earlier runs by --runs; "
             "runs of versions without an event log cannot be rebuilt."
         )
-    say(f"rebuild: {len(logged)} runs")
+    say(f"rebuild: {count(len(logged), 'run')}")
     tracker = execution.tracker()
     runs = tracker.resend(logged, event_log.bad)
     committed = 0
@@ -44,8 +44,13 @@ def rebuild(execution: ExecutionConfig) -> str:
             committed += 1
     for line in event_log.bad[:SHOWN]:
         say(f"rebuild: {line}; skipped")
-    passed = f"; {len(event_log.bad)} lines were skipped and remain in {event_log.folder}" if event_log.bad else ""
-    rebuilt = f"rebuilt {len(runs)} runs in {tracker.uri.split('@')[-1]}"
+    passed = (
+        f"; {count(len(event_log.bad), 'line was skipped and remains', 'lines were skipped and remain')} in "
+        f"{event_log.folder}"
+        if event_log.bad
+        else ""
+    )
+    rebuilt = f"rebuilt {count(len(runs), 'run')} in {tracker.uri.split('@')[-1]}"
     return f"{rebuilt}, {committed} of them completed from their commits{passed}"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ctvr.orchestrator import memo
+from ctvr.orchestrator.console import count
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.answers import COMPLETE, find_answers
@@ -131,7 +132,7 @@ def _facts(name: str, sweep: RunRecord | None, tracker: Tracker) -> list[tuple[s
         return [("Question", f"How do these methods compare on the test split of {stream}, over new seeds?")]
     facts = [
         ("Question", f"Which settings of {settings.get('method')} are best on {stream}?"),
-        ("Budget", f"{trials} trials, {sweep.tags.get('ctvr.complete_trials')} of them complete; "
+        ("Budget", f"{count(int(trials), 'trial')}, {sweep.tags.get('ctvr.complete_trials')} of them complete; "
                    f"searched by {settings.get('search.searcher')}, {settings.get('search.scheduler')}"),
     ]  # fmt: skip
     best, rule = best_trials(tracker, sweep.name, None), selection_metric(sweep)

@@ -32,6 +32,7 @@ from ctvr.orchestrator.learning.training.epoch_state import EpochReports
 from ctvr.orchestrator.learning.training.interruption import stop_at_signals
 from ctvr.orchestrator.output_dir import runs_option
 from ctvr.orchestrator.settings.experiment import Experiment
+from ctvr.orchestrator.settings.optim_config import refuse_unread
 from ctvr.orchestrator.settings.presets import get_method
 from ctvr.orchestrator.settings.resolve import check_domain, resolve
 from ctvr.orchestrator.streams.load import is_embedded
@@ -103,6 +104,7 @@ def train(
     chosen = default_presets(settings["method"], stream, presets)
     experiment = resolve(settings, stream.settings, chosen)
     _check(experiment)
+    refuse_unread(experiment.optim, settings)
     check_streams(experiment, stream, places)
     places.open_store().check_writable()
     if is_embedded(settings["stream"]):  # videos are rendered only after all checks

@@ -19,7 +19,7 @@ from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
 
 RUNS = "still runs"
-MOST = 20  # listed runs, unless all are requested
+MAX_LISTED = 20  # listed runs, unless all are requested
 HEAD = ("RUN", "METHOD", "STREAM", "SPLIT", "SEED", "R@1", "AGE", "FILES", "STATE", "NAME")
 MEASURES = ("stream/t2v/r1", ACCURACY, ANSWERED)  # R@1, or the accuracy on images or on questions
 
@@ -37,7 +37,7 @@ def list_runs(execution: ExecutionConfig, stream: str | None = None, everything:
         meant = suggest(stream, known)
         raise ConfigError(f"no run of stream {stream!r}.{meant} Streams with runs: {', '.join(known)}.", "runs")
     shown = [run for run in reversed(runs) if everything or run.tags.get("ctvr.role", "final") == "final"]
-    listed = shown if everything else shown[:MOST]
+    listed = shown if everything else shown[:MAX_LISTED]
     lines = [HEAD, *map(_cells, listed)]
     widths = [max(len(line[place]) for line in lines) for place in range(len(HEAD))]
     text = ["  ".join(cell.ljust(wide) for cell, wide in zip(line, widths)).rstrip() for line in lines]

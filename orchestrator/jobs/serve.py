@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from ctvr.orchestrator.console import say
+from ctvr.orchestrator.console import count, say
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.find_model import find_started, is_folder
@@ -58,7 +58,7 @@ def serve(
                 watcher.start()
             try:
                 bound.listen()  # before the address is printed, so that a client that reads it can connect
-                say(f"{first.about}, {len(first.videos)} videos: {address_of(bound)} (stop it with Ctrl-C)")
+                say(f"{first.about}, {count(len(first.videos), 'video')}: {address_of(bound)} (stop it with Ctrl-C)")
                 server = Server(service.app)
                 server.run([bound])
             finally:

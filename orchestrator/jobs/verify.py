@@ -35,7 +35,7 @@ COMPARED = (*ALWAYS, "settings", "tags")  # if it is the same run; a repeated on
 
 
 @dataclass
-class Here:
+class LocalRuns:
     """The part of a bundle that can be computed again on this machine."""
 
     stored: dict[int, tuple[RunRecord, Stream]] = field(default_factory=dict)  # place in the bundle -> its run
@@ -69,7 +69,7 @@ def verify(
         return "\n".join([*lines, *_list_faults(faults)]), INCONSISTENT
     lines.append(f"consistent: yes, {_count_cells(bundle.about)} (digest {bundle.about['digest'][:12]})")
     if parquet is not None:
-        lines.append(f"written: {parquet} ({write_parquet(bundle, parquet)} ranks)")
+        lines.append(f"written: {parquet} ({count(write_parquet(bundle, parquet), 'rank')})")
     if not queries:
         return "\n".join([*lines, f"reproduced: not requested. {LIMIT}."]), CONFIRMED
     is_same, text = _reproduce(bundle, execution, queries)
@@ -115,8 +115,8 @@ def _reproduce(bundle: Bundle, execution: ExecutionConfig, queries: int) -> tupl
     return not here.absent, f"yes, {num_drawn} of {num_drawn} drawn ranks of {runs}{told and f' ({told})'}"
 
 
-def _find_runs(bundle: Bundle, execution: ExecutionConfig, tracker: Tracker, store: Store) -> Here:
-    here, found = Here(), tracker.find_runs(tags={"ctvr.complete": "true"})
+def _find_runs(bundle: Bundle, execution: ExecutionConfig, tracker: Tracker, store: Store) -> LocalRuns:
+    here, found = LocalRuns(), tracker.find_runs(tags={"ctvr.complete": "true"})
     for place, stated in enumerate(bundle.about["runs"]):
         name, tasks = f"run {stated['name']}", dict(zip(bundle.about["queries"], bundle.tasks_of(place).tolist()))
         alike = [run for run in found if run.run_id == stated["id"]]
@@ -179,7 +179,7 @@ def _draw(bundle: Bundle, tasks: Mapping[int, list[int]], number: int) -> dict[t
 
 
 def _compare(
-    bundle: Bundle, execution: ExecutionConfig, here: Here, drawn: Mapping[tuple[int, int], list[int]]
+    bundle: Bundle, execution: ExecutionConfig, here: LocalRuns, drawn: Mapping[tuple[int, int], list[int]]
 ) -> list[str]:
     """Rank the sampled queries again; return a phrase for each query whose rank differs.
 

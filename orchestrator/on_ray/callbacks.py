@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray import tune
 
-from ctvr.orchestrator.console import format_duration, say
+from ctvr.orchestrator.console import count, format_duration, say
 from ctvr.orchestrator.errors import TrialFailed
 from ctvr.orchestrator.on_ray.failures import MOST_SHORT_OF_MEMORY, is_lost_node, is_oom_kill, last_output
 from ctvr.orchestrator.on_ray.internals import error_of
@@ -79,7 +79,7 @@ class TrialMonitor(tune.Callback):
             line = f"the cluster now has resources for {concurrent} concurrent trials"
             if self.room.others:
                 waiting = f"other drivers waiting: {self.room.others}"
-                line = f"this sweep now runs at most {concurrent} trials at once ({waiting})"
+                line = f"this sweep now runs at most {count(concurrent, 'trial')} at once ({waiting})"
             say(line, with_time=True)
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:

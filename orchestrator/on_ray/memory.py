@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from ctvr.methods.backbone.descriptions import image_size, read_description
+from ctvr.methods.backbone.descriptions import get_model_config, image_size
 
 # Bytes of a process with torch, open_clip, Ray and MLflow and a tiny model: the peak of 78 runs of 8 methods with
 # tiny-clip was 1.27 to 1.93 GB
@@ -76,7 +76,7 @@ class Size:
 
 def model_size(name: str) -> Size | None:
     """Return the size of a backbone whose towers are transformers of open_clip or timm; None for other backbones."""
-    described, side = read_description(name), image_size(name)
+    described, side = get_model_config(name), image_size(name)
     if described is None or side is None:
         return None
     vision = _timm_tower(described["vision_cfg"]) or _VISION | described["vision_cfg"]

@@ -6,21 +6,21 @@ from collections import Counter
 from collections.abc import Sequence
 from html import escape
 
-MOST = 24  # maximum categories; the cells of more would be too small to read
+MAX_CATEGORIES = 24  # maximum categories; the cells of more would be too small to read
 LEFT, TOP, SIDE, LARGEST = 118, 22, 460, 28  # x and y of the cells, width of the view box, largest cell
 
 
 def confusion_html(label: str, pairs: Sequence[tuple[str, str]]) -> str:
     """Return a heat map (HTML) of the categories ranked first, in percent of the captions of each category.
 
-    The result is "" for fewer than two categories, for more than `MOST`, or if a category is unknown.
+    The result is "" for fewer than two categories, for more than `MAX_CATEGORIES`, or if a category is unknown.
 
     Args:
         label: name of the table row whose model ranked the videos.
         pairs: for each caption, its category and the category of the video ranked first.
     """
     names = list(dict.fromkeys([*(asked for asked, _ in pairs), *(found for _, found in pairs)]))
-    if not 2 <= len(names) <= MOST or "" in names:
+    if not 2 <= len(names) <= MAX_CATEGORIES or "" in names:
         return ""
     counts, asked = Counter(pairs), Counter(name for name, _ in pairs)
     side = min(LARGEST, (SIDE - LEFT) / len(names))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from ctvr.orchestrator.console import count
 from ctvr.orchestrator.pages.charts import ticks_around
 from ctvr.orchestrator.pages.search_charts import ladder_svg, parallel_svg
 from ctvr.orchestrator.pages.search_space import SearchedSetting, SearchedSpace, point, round_number
@@ -99,7 +100,7 @@ def _trials(space: SearchedSpace) -> str:
         for trial in ordered
     )
     return (
-        f"<details><summary>all {len(space.trials)} trials</summary>"
+        f"<details><summary>all {count(len(space.trials), 'trial')}</summary>"
         '<div class="table"><label class="all"><input type="checkbox"> all columns</label>'
         '<div class="scroll" tabindex="0" role="region" aria-label="trials of the search"><table class="trials"><thead>'
         f'<tr><th scope="col">Trial</th><th scope="col">State</th><th scope="col">Result</th>{heads}</tr></thead>'

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from ctvr.orchestrator.console import printable
+from ctvr.orchestrator.console import count, printable
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.stream import Item
 from ctvr.orchestrator.video.endings import VIDEO_SUFFIXES, find_videos
@@ -43,11 +43,12 @@ def videos_of(videos: Videos) -> tuple[Item, ...]:
             log.warning("videos: %d folders cannot be read, the first: %s", len(found.unreadable), found.unreadable[0])
         if not paths:
             raise ConfigError(
-                f"videos: {folder} contains no video: none of its {len(found.videos) + found.others} files ends in "
-                f"{' '.join(VIDEO_SUFFIXES)}."
+                f"{folder} contains no video: none of its {len(found.videos) + found.others} files ends in "
+                f"{' '.join(VIDEO_SUFFIXES)}.",
+                "videos",
             )
         if found.others:
-            log.info("videos: %d files in %s do not have a video extension", found.others, folder)
+            log.info("videos: %s without a video extension in %s", count(found.others, "file"), folder)
         names = [path.relative_to(folder).with_suffix("").as_posix() for path in paths]
         return tuple(Item(printable(name), str(path.resolve()), None, "", ()) for name, path in zip(names, paths))
     if missing := [path for path in paths if not path.is_file()]:

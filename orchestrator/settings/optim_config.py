@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ctvr.methods.base import Decay
 from ctvr.methods.settings import SettingError, require, setting
+from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.settings.plugins import Plugins
 
 Optimizer = Literal["adamw", "adamw_hf", "bert_adam", "sgd"]
 OPTIMIZERS = Plugins("optimizer", "optimizers", "optim.name", get_args(Optimizer))
+
+# Setting -> the built-in optimizers that read it; one of another package reads it if its function names it
+READ_BY: dict[str, tuple[Optimizer, ...]] = {
+    **dict.fromkeys(("betas", "eps"), ("adamw", "adamw_hf", "bert_adam")),
+    "momentum": ("sgd",),
+}
 
 # Factor of the peak learning rates at step k = 0, 1, ... of K, after W warm-up steps. docs/recipes.md lists the papers.
 #   cosine           (1 + cos(pi (k - W) / (K - W))) / 2
@@ -133,3 +141,22 @@ class OptimConfig:
             )
         require(self, "> 0", "grad_clip", hint="Use none to disable clipping.")
         require(self, ">= 1", "accumulation_steps")
+
+
+def refuse_unread(config: OptimConfig, typed: Container[str]) -> None:
+    """Refuse a setting that the user gave and that the chosen built-in optimizer does not read.
+
+    Presets, streams and search spaces may contain such settings, because they apply to several optimizers.
+
+    Args:
+        config: the complete settings of the optimization.
+        typed: names of the settings that the user gave.
+
+    Raises:
+        ConfigError: for the first such setting.
+    """
+    for name, readers in READ_BY.items():
+        is_unread = config.name in OPTIMIZERS.built_in and config.name not in readers
+        if is_unread and f"optim.{name}" in typed and getattr(config, name) != getattr(OptimConfig(), name):
+            remedy = f"Omit it, or set optim.name={' or '.join(readers)}."
+            raise ConfigError(f"is not read by optim.name={config.name}", f"optim.{name}", remedy=remedy)

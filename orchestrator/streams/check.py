@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
+from ctvr.orchestrator.console import count
 from ctvr.orchestrator.streams.captions import MISSING, correct_encoding, decode_entities
 from ctvr.orchestrator.streams.clip_tokens import PLACES, clip_tokenizer
 from ctvr.orchestrator.streams.stream import SPLITS, Item, Stream, iter_items
@@ -31,7 +32,7 @@ def describe(stream: Stream) -> str:
     lines = []
     for task in stream.tasks:
         counts = [
-            f"{split} {len(items)} videos, {sum(len(item.captions) for item in items)} captions"
+            f"{split} {count(len(items), 'video')}, {count(sum(len(item.captions) for item in items), 'caption')}"
             for split in SPLITS
             if (items := getattr(task, split))
         ]

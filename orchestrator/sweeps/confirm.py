@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ctvr.orchestrator.config import Settings
-from ctvr.orchestrator.console import say
+from ctvr.orchestrator.console import count, say
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import RunsFailed
 from ctvr.orchestrator.execution import ExecutionConfig
@@ -129,8 +129,8 @@ def confirm(
     tracker.close(parent, "FAILED" if failed else "FINISHED")
     if waiting := flush_outbox(tracker):
         raise RunsFailed(
-            f"{waiting} records wait because MLflow does not respond, so nothing is confirmed. Restart MLflow, then: "
-            f"ctvr runs sync; {again}"
+            f"{count(waiting, 'record waits', 'records wait')} because MLflow does not respond"
+            f", so nothing is confirmed. Restart MLflow, then: ctvr runs sync; {again}"
         )
     for sweep in sweeps:
         if found := tracker.find_sweep(sweep):

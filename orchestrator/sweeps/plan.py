@@ -32,6 +32,7 @@ from ctvr.orchestrator.on_ray.search import count_listed, count_trials
 from ctvr.orchestrator.on_ray.search_budget import fit_search
 from ctvr.orchestrator.on_ray.search_space import within
 from ctvr.orchestrator.settings.experiment import Experiment
+from ctvr.orchestrator.settings.optim_config import refuse_unread
 from ctvr.orchestrator.settings.presets import get_method
 from ctvr.orchestrator.settings.resolve import check_domain, named_in, resolve
 from ctvr.orchestrator.streams.stream import Stream
@@ -298,6 +299,8 @@ def _plan_row(
         name = f"{request.name}-{row.slug}" if request.is_table else request.name
         spaces = request.space, request.space_add
         search = plan_search(name, row, stream, request.stream, overrides, config, spaces, execution)
+        if not request.is_table and "optim.name" not in search.space:
+            refuse_unread(search.experiment.optim, request.overrides)
         return PlannedRow(row, search.experiment, search)
     if given := [name for name in preset.varies if name in request.overrides]:
         raise ConfigError("the table varies this setting", given[0], remedy="Omit it.")

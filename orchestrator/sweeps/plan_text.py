@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.console import count
 from ctvr.orchestrator.on_ray.plan import GROUPED_FROM, Capacity, SearchConfig, SearchOutcome
 from ctvr.orchestrator.on_ray.search_budget import FREE_FROM, MODELLED, count_random_trials, fill_brackets, inform_half
 from ctvr.orchestrator.on_ray.search_space import SearchSpace, is_grouped
@@ -130,7 +131,7 @@ def describe_rerun(top: int, seeds: int, baselines: Sequence[str], search: Searc
     which = f"the best {top}"
     if len(search.metrics) > 1:
         which = "the confirmed front" if search.confirm else f"up to {top} of the Pareto front"
-    return f"{which} over {seeds} seeds on test videos{others}"
+    return f"{which} over {count(seeds, 'seed')} on test videos{others}"
 
 
 def flat_search(search: SearchConfig) -> Settings:
@@ -238,7 +239,8 @@ def _describe_table(plan: SweepPlan, workers: int) -> list[str]:
         f"  presets    {', '.join(unsearched) or 'no row'} (not searched)",
         *([f"  chosen by  {describe_metric(plan.search_config.metric)} on {split} videos"] if searches else []),
         f"  confirms   {describe_confirmation(plan.search_config) if searches else 'nothing is searched'}",
-        f"  rerun      all rows over {seeds} seeds{orders} on test videos: {len(runs)} runs in one rerun",
+        f"  rerun      all rows over {count(seeds, 'seed')}{orders} on test videos: "
+        f"{count(len(runs), 'run')} in one rerun",
     ]
     if left_out := [row.name for row in request.preset.rows if not row.is_for(stream_names(plan.stream))]:
         lines.append(f"  left out   {'; '.join(left_out)} (not for this stream)")

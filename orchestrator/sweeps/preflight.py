@@ -144,13 +144,13 @@ def check_settings(method: str, settings: Mapping[str, Any], space: Sequence[str
     cls = get_method(method)
     groups: dict[str, Any] = {**GROUPS, "method": cls.Config}
     known = settings_of(cls)
-    listed = [(name, value) for name, values in map(parse_values, space) for value in values]
-    for name, value in [*settings.items(), *listed]:
+    listed = [(name, value, values) for name, values in map(parse_values, space) for value in values]
+    for name, value, values in [*((*pair, None) for pair in settings.items()), *listed]:
         group, dot, rest = name.partition(".")
         if name in ("method", "stream") or group == "base":
             continue
         if name not in known:
-            raise unknown_setting(name, value, known)
+            raise unknown_setting(name, value if values is None else values, known)
         check_value(groups[group] if dot else RunConfig, rest if dot else name, value, group if dot else "")
 
 

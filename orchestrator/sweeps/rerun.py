@@ -15,7 +15,7 @@ from typing import Any
 
 from ctvr.methods.base import Override
 from ctvr.orchestrator.config import Settings
-from ctvr.orchestrator.console import say
+from ctvr.orchestrator.console import count, say
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError, RunsFailed
 from ctvr.orchestrator.execution import ExecutionConfig
@@ -282,7 +282,7 @@ def execute_rerun(
     experiments = [run.experiment for run in runs]
     ready = prepare_all(experiments, execution, ("train", "test"), curve=False)
     if decoded := decoded_in(ready):
-        say(f"{decoded} videos decoded")
+        say(f"{count(decoded, 'video')} decoded")
     stream = ready[0].stream
     identity = [run.key(each.stream, each.frames) for run, each in zip(experiments, ready)]
     name = f"{sweep_name}-final-{digest_of(identity)[:6]}"
@@ -304,15 +304,15 @@ def execute_rerun(
     tracker.close(parent, "FAILED" if failed else "FINISHED")
     if waiting := flush_outbox(tracker):
         raise RunsFailed(
-            f"{waiting} records wait because MLflow does not respond, so no table is written. Restart MLflow, then: "
-            f"ctvr runs sync; {again}"
+            f"{count(waiting, 'record waits', 'records wait')} because MLflow does not respond"
+            f", so no table is written. Restart MLflow, then: ctvr runs sync; {again}"
         )
     if failed == len(runs):
-        raise RunsFailed(f"rerun {name}: all {failed} runs failed. `ctvr ui` shows why.")
+        raise RunsFailed(f"rerun {name}: {count(failed, 'run')} failed, and none is complete. `ctvr ui` shows why.")
     text = table(execution, sweep=name, direction=direction, names_report=False, figures=True)
     mlflow_notes.annotate_rerun(tracker, parent, name, sweep_name, execution)
     if failed:
-        raise RunsFailed(f"{text}\n{failed} runs failed and are missing from the table. `ctvr ui` shows why.")
+        raise RunsFailed(f"{text}\n{count(failed, 'run')} failed, without a place in the table. `ctvr ui` shows why.")
     return text
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ctvr.orchestrator.config import Settings, build
-from ctvr.orchestrator.console import say
+from ctvr.orchestrator.console import count, say
 from ctvr.orchestrator.errors import ConfigError, Interrupted
 from ctvr.orchestrator.execution import ExecutionConfig, absolute
 from ctvr.orchestrator.learning.run.factory import check_backbone
@@ -99,7 +99,10 @@ def warn_unsent(tracker: Tracker) -> None:
     """Send the workers' unsent records to MLflow, or warn about them; workers' own warnings are only in Ray's logs."""
     _, left = tracker.flush()
     if left:
-        say(f"tracking: {left} records wait because MLflow did not respond. Send them later: ctvr runs sync")
+        say(
+            f"tracking: {count(left, 'record waits', 'records wait')} because MLflow did not respond. "
+            "Send them later: ctvr runs sync"
+        )
 
 
 def close_search(tracker: Tracker, parent: str, outcome: SearchOutcome) -> None:

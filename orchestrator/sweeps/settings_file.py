@@ -30,6 +30,21 @@ def read_settings(path: Path) -> Settings:
     return _collect_unique(_flatten(found), path)
 
 
+def find_lines(path: Path) -> dict[str, int]:
+    """Return the line number of each setting of a file that `read_settings` can read, from 1."""
+    import yaml
+
+    found: dict[str, int] = {}
+
+    def collect(node: Any, prefix: str) -> None:
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            found.setdefault(f"{prefix}{key.value}", key.start_mark.line + 1)
+            collect(value, f"{prefix}{key.value}.")
+
+    collect(yaml.compose(read_text(path, YAML_BYTES), yaml.SafeLoader), "")
+    return {("method" if name == "method.name" else name): line for name, line in found.items()}
+
+
 def _collect_unique(pairs: Iterable[tuple[str, Any]], path: Path) -> Settings:
     settings: Settings = {}
     for name, value in pairs:

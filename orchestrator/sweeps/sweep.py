@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
-from ctvr.orchestrator.console import say
+from ctvr.orchestrator.console import count, say
 from ctvr.orchestrator.errors import ConfigError, Interrupted, RunsFailed
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.on_ray.capacity import capacity, final_concurrency
@@ -212,8 +212,8 @@ def _conclude(
         close_search(tracker, run_ids[row], outcome)
     if waiting := flush_outbox(tracker):
         raise RunsFailed(
-            f"{waiting} records wait because MLflow does not respond, so no winner can be selected. Restart MLflow, "
-            f"then: ctvr runs sync; {again}"
+            f"{count(waiting, 'record waits', 'records wait')} because MLflow does not respond"
+            f", so no winner can be selected. Restart MLflow, then: ctvr runs sync; {again}"
         )
     best = {row: best_trials(tracker, plan.searches[row].name, None) for row, each in outcomes.items() if each.complete}
     lines = [

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ctvr.orchestrator.console import count
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.metric_names import ADDS_METRICS, GAIN
 from ctvr.orchestrator.tables.curves import FORGOTTEN, average_incremental, curve, mean, training
@@ -120,7 +121,10 @@ def build(
     """
     complete = [record for record in records if record.tags.get("ctvr.complete") == "true"]
     if not complete:
-        raise ConfigError(f"none of the {len(records)} runs is complete. `ctvr ui` shows their progress.", "table")
+        raise ConfigError(
+            f"{count(len(records), 'run')} found, none complete. `ctvr ui` shows their progress.",
+            "table",
+        )
     ranks = {record.run_id: found for record in complete if (found := read_ranks(tracker, record.run_id))}
     return tables(records, ranks, papers_of, direction, split, of_stream)
 
@@ -149,7 +153,7 @@ def tables(
         notes += age_notes(rows)
         notes += [*of_ties, *left_out_notes]
         if left_out := len(own) - len(complete):
-            notes.append(f"{left_out} incomplete runs are left out.")
+            notes.append(f"{count(left_out, 'incomplete run is', 'incomplete runs are')} left out.")
         if any(row.paper for row in rows):
             paper = paper_numbers(own[0].tags.get("ctvr.paper", "")) or {}
             notes += [f"Paper: {note}" for note in paper.get("notes", [])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -78,13 +79,23 @@ def with_metrics(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
     known = {name for table in tables for row in table.rows for name in row.recorded}
     for name in names:
         if name not in known:
-            near = [each for each in sorted(known) if each.endswith(f"/{name}")] or get_close_matches(name, known)
-            remedy = f"Use {' or '.join(near)}." if near else f"Use one of {', '.join(sorted(known))}."
+            near = _closest_metrics(name, sorted(known))
+            remedy = f"Use {' or '.join(near)}." if near else "Run them again; they recorded none."
             raise ConfigError("no run of the table has this metric", "--columns", name, remedy)
     return [
         _with_metrics(table, [name for name in names if any(name in r.recorded for r in table.rows)])
         for table in tables
     ]
+
+
+def _closest_metrics(name: str, known: Sequence[str], most: int = 3) -> list[str]:
+    """Return the metrics whose last component is `name`, without case and punctuation, or the most similar ones."""
+    plain = re.sub(r"[^a-z0-9/]", "", name.lower())
+    if same := [each for each in known if f"/{each}".replace("_", "").endswith(f"/{plain}")]:
+        return same[:most]
+    of_last = {each: re.sub(r"[^a-z0-9]", "", each.rpartition("/")[2]) for each in known}
+    near = get_close_matches(name, known, most) or get_close_matches(plain, of_last.values(), most, 0.0)
+    return [each for each in known if each in near or of_last[each] in near][:most]
 
 
 def _with_metrics(table: Table, names: Sequence[str]) -> Table:

@@ -56,5 +56,5 @@ def test_a_second_sweep_does_not_wait_for_the_end_of_the_first(fake_cluster, run
     first.send_signal(signal.SIGINT)
     _, err = first.communicate(timeout=PATIENCE)
     assert first.returncode == 130, err  # it was not complete
-    assert "this sweep now runs at most 1 trials at once (other drivers waiting: 1)" in err
+    assert "this sweep now runs at most 1 trial at once (other drivers waiting: 1)" in err
     assert {line.split()[3] for line in err.splitlines() if re.match(r"[\d:]{8}  trial", line)} <= {"task", "complete"}

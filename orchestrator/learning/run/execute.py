@@ -47,6 +47,7 @@ from ctvr.orchestrator.learning.run.upgrade import (
 from ctvr.orchestrator.learning.training.distributed import Workers
 from ctvr.orchestrator.learning.training.epoch_state import EpochReports, Report
 from ctvr.orchestrator.learning.training.loop import Loop, LoopConfig
+from ctvr.orchestrator.learning.training.optimizer import try_optimizer
 from ctvr.orchestrator.processes import record_position
 from ctvr.orchestrator.settings.experiment import Experiment
 from ctvr.orchestrator.settings.resolve import build_experiment
@@ -115,6 +116,7 @@ def check_streams(experiment: Experiment, stream: Stream, places: RunPaths) -> N
     if experiment.evaluation.metrics and stream.domain == "videos":
         try_metrics(experiment.evaluation.metrics, stream.items(0, experiment.evaluation.split))
     if experiment.trains_by_gradients:
+        try_optimizer(experiment.optim)
         check_pairs(stream, experiment.data, experiment.run.workers)
 
 

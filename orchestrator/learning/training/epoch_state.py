@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ctvr.methods.base import Method, Task
-from ctvr.orchestrator.errors import Interrupted, MissingObject, StoreError
+from ctvr.orchestrator.errors import ConfigError, Interrupted, MissingObject, StoreError
 from ctvr.orchestrator.keys.prefix_reuse import AccessLog
 from ctvr.orchestrator.learning.record.commits import Commits
 from ctvr.orchestrator.learning.record.method_state import (
@@ -103,6 +103,16 @@ def can_pause(method: Method, stream: Stream, workers: Workers) -> bool:
     return is_tested and is_shared and not method.declared.has_epoch_state
 
 
+def describe_unstorable(optimizer: torch.optim.Optimizer) -> str:
+    """Return why a pause cannot store the state of an optimizer, or ""."""
+    for values in optimizer.state.values():
+        for name, value in values.items():
+            if value is not None and not isinstance(value, (Tensor, *PLAIN)):
+                kind = type(value).__name__
+                return f"the state {name!r} of {type(optimizer).__name__} is a {kind}, which a checkpoint cannot store"
+    return ""
+
+
 class Pauses:
     """Pauses of one run in the store of its commits. Rank 0 writes them; the states of all workers are equal.
 
@@ -141,15 +151,26 @@ class Pauses:
 
         Raises:
             Interrupted: if a stop is requested, after the pause and the report.
+            ConfigError: if a search needs a pause, and the state of the optimizer cannot be stored.
         """
         state.done += 1
+        place, is_rung = f"epoch {state.done} of task {record.done + 1}", state.done == self.reports.pause_after
         request = self._request(time.monotonic() - self._stored >= 60 * self.minutes > 0) if self.is_on else ""
-        if self.is_on and (request or state.done == self.reports.pause_after):
-            self._save(state, optimizer, record, is_needed=request == "stop" or state.done == self.reports.pause_after)
+        fault = describe_unstorable(optimizer) if self.is_on and (request or is_rung) else ""
+        if fault and is_rung:
+            raise ConfigError(
+                fault, "optim.name", remedy="Keep tensors and numbers in `state`, or use --scheduler none."
+            )
+        if fault and request == "stop":
+            again = "The same command resumes after the last finished task."
+            raise Interrupted(f"stopped after {place}, which is not kept: {fault}. {again}")
+        if fault:
+            log.warning("no checkpoint after %s: %s", place, fault)
+        elif self.is_on and (request or is_rung):
+            self._save(state, optimizer, record, is_needed=request == "stop" or is_rung)
         if self.reports.report is not None:
             self.reports.report(record)
         if request == "stop":
-            place = f"epoch {state.done} of task {record.done + 1}"
             raise Interrupted(f"paused after {place}. The same command resumes there.")
 
     def end_task(self, record: RunState) -> None:
@@ -190,10 +211,8 @@ class Pauses:
             for name, value in values.items():
                 if isinstance(value, Tensor):
                     tensors[f"optimizer/{place}/{name}"] = value.cpu().contiguous()
-                elif value is None or isinstance(value, PLAIN):
-                    numbers.setdefault(str(place), {})[name] = value
                 else:
-                    raise StoreError(f"the state {name!r} of {type(optimizer).__name__} is a {type(value).__name__}")
+                    numbers.setdefault(str(place), {})[name] = value
         former, name = self._names(), f"{self.commits.run}/task_{record.done + 1:03d}_epoch_{state.done:06d}"
         key = self.commits.put_tensors(f"task_{record.done + 1:03d}", tensors)
         groups = [{k: v for k, v in group.items() if isinstance(v, PLAIN)} for group in whole["param_groups"]]

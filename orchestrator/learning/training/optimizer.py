@@ -43,6 +43,15 @@ def make_optimizer(
     return made
 
 
+def try_optimizer(config: OptimConfig) -> None:
+    """Create the optimizer for one small matrix, so that a faulty one is refused before training.
+
+    Raises:
+        ConfigError: if an optimizer of another package cannot be created, or lacks the groups that it received.
+    """
+    make_optimizer([{"name": "trial", "params": [nn.Parameter(torch.zeros(2, 2))], "lr": 1e-4, "decay": "all"}], config)
+
+
 def _make(
     groups: Iterable[ParamGroup], config: OptimConfig, method: nn.Module | None, recompute: Callable[[], None]
 ) -> torch.optim.Optimizer:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from ctvr.methods.backbone.inert import MOST, read
+from ctvr.methods.backbone.inert import MAX_OBJECTS, read
 
 STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.n": torch.tensor([1, 2]), "half": torch.ones(3).half()}
 
@@ -139,7 +139,7 @@ def test_recursive_objects_are_refused():
     wide: dict[str, object] = {}
     for _ in range(30):
         wide = {"a": wide, "b": wide}
-    with pytest.raises(ValueError, match=f"it holds more than {MOST} objects"):
+    with pytest.raises(ValueError, match=f"it holds more than {MAX_OBJECTS} objects"):
         read(saved(wide))
     round_ = {"x": torch.ones(1)}
     round_["self"] = round_

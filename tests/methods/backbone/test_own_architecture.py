@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ctvr.methods.backbone.descriptions import image_size, read_description
+from ctvr.methods.backbone.descriptions import get_model_config, image_size
 from ctvr.methods.backbone.load import brings_weights, check_backbone, describe_architecture, load_backbone
 from ctvr.methods.backbone.own_architecture import is_own, read_architecture, tokenizer_digests
 from ctvr.orchestrator.keys.run_key import describe_preprocessing, weights_digest
@@ -126,7 +126,7 @@ def test_heads_activation_and_tokenizer_change_the_digest_of_the_weights(tmp_pat
     (tmp_path / "words.gz").write_bytes(b"2")
     others += [digest(text_cfg__tokenizer_kwargs={"bpe_path": "words.gz"})]
     assert len({same, *others}) == 6
-    assert describe_architecture(name)["text_cfg"] == read_description(name)["text_cfg"]
+    assert describe_architecture(name)["text_cfg"] == get_model_config(name)["text_cfg"]
 
 
 @pytest.mark.parametrize("file", ["vocab.txt", "tokenizer.model", "sentencepiece.bpe.model", "tokenizer_config.json"])

@@ -110,7 +110,7 @@ HOSTILE = {
     "a shape without content": lambda whole: zipped({**members(whole), "all.npy": HUGE}),
     "floating-point ranks": lambda whole: zipped({**members(whole), "own.npy": npy(np.zeros((5, 2, 3, 36)))}),
     "fewer runs than arrays": lambda whole: zipped({**members(whole), "bundle.json": about_with(whole, runs=[])}),
-    "a bomb": lambda whole: zipped({**members(whole), "all.npy": bytes(module.MOST + 1)}),
+    "a bomb": lambda whole: zipped({**members(whole), "all.npy": bytes(module.MAX_MEMBER_BYTES + 1)}),
     "more content than declared": lambda whole: with_false_size(
         whole, "own.npy", members(whole)["own.npy"] + b"x", len(members(whole)["own.npy"])
     ),

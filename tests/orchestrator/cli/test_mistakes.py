@@ -6,6 +6,25 @@ from tests.orchestrator.cli.test_main import _logging_as_before, ctvr  # noqa: F
 
 SWEEP = "sweep clip4clip shapes-5"
 MISTAKES = [
+    (["streams", "export", "shapes-5", "o", "--license", "mit"], "--license: has no effect without --hf. Add --hf,"),
+    (
+        ["cache", "build", "--workers", "3"],
+        "--workers: has no effect on ctvr cache build. Omit it. Run: ctvr cache build",
+    ),
+    (["doctor", "--gpu", "--stream=shapes-5"], "--stream: has no effect with --gpu. Omit one of them."),
+    (["sweep", "--seeds", "0", "--top", "2"], "--top: has no effect with --seeds 0. Omit one of them."),
+    (["table", "shapes-5", "--columns", ","], "--columns: is empty or repeats a name (got ','). Use each"),
+    (["table", "shapes-5", "--columns", "a,b,a"], "--columns: is empty or repeats a name (got 'a,b,a')."),
+    (["sweep", "--baselines", "clip4clpi"], "--baselines: no method called 'clip4clpi'. Did you mean clip4clip?"),
+    (
+        ["run", "clip4clip", "shapes-5", "optim.momentum=0.9"],
+        "optim.momentum: is not read by optim.name=adamw. Omit it",
+    ),
+    (
+        ["run", "clip4clip", "shapes-5", "backbone=ViT-B-32"],
+        "is the group of the settings name, weights, sha256, vocabulary, activation, mean, resize_mode. Run: ctvr run "
+        "clip4clip shapes-5 backbone.name=ViT-B-32",
+    ),
     (
         ["run", "clip4clip", "shapes-5", "optim.epochs=2", "optim.Epochs=3"],
         "no such setting, and optim.epochs, probably meant, is also given ('2' and '3'). Keep one of them.",
@@ -117,7 +136,7 @@ MISTAKES = [
     ),
     (["sweep", "--storage", "s3://key:hidden@bucket/x"], "--storage: contains a password. Remove it"),
     (["sweep", "--name", "a/b"], "for example a-b. Run: ctvr sweep --name a-b"),
-    (["sweep", "--resume", "monday"], "sweep: 'monday' does not exist. Known: none yet."),
+    (["sweep", "--resume", "monday"], "--resume: 'monday' does not exist. Known: none yet."),
     (["sweep", "--resume", "monday", "optim.epochs=2"], "resumes with the settings of the first command"),
     (["rerun", "--sweep", "monday"], "--runs: runs has no runs (mlflow.db does not exist)"),
     (["rerun"], "rerun: the name of the sweep is missing. Usage: ctvr rerun NAME"),
@@ -150,11 +169,11 @@ MISTAKES = [
     ),
     (["sweep", "--scheduler", "asha", "--searcher", "grouped_tpe"], "asha cannot stop the trials of"),
     (["sweep", "--space", "method.beta"], "--space: 'method.beta' is not name=VALUE,VALUE"),
-    (["sweep", "--space", "bta=1,2"], "bta: no such setting. Use method.beta=1."),
+    (["sweep", "--space", "bta=1,2"], "bta: no such setting. Use method.beta=1,2."),
     (["sweep", "--space", "method.beta=a,b"], "method.beta: is not a number (got 'a'). Use method.beta="),
     (["sweep", "--space", "method.beta=0.1,7"], "beta must be in [0, 1], got 7"),
     (["sweep", "--space", "seed=1,2"], "seed: not applicable"),
-    (["sweep", "--baselines", "lwf:nope"], "preset: lwf has no preset called 'nope'"),
+    (["sweep", "--baselines", "lwf:nope"], "--baselines: lwf has no preset called 'nope'"),
     (["sweep", "--budget-hours", "-1"], "--budget-hours: must be > 0 and < 10000, got -1"),
     (["sweep", "--max-nodes", "1", "--nodes", "3"], "--max-nodes: must be >= --nodes, got 1 and 3"),
     (["sweep", "--worker-timeout-hours", "0"], "--worker-timeout-hours: must be > 0"),

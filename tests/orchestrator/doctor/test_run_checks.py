@@ -207,7 +207,7 @@ def test_missing_and_empty_videos_are_counted_and_named(runs):
     assert "21 of 24 are missing: train1, train2" in errors[0].text
     assert errors[0].text.endswith("and 16 more")
     assert "skip_missing" in errors[0].remedy
-    assert "1 files are empty: train0" in errors[1].text
+    assert "1 file is empty: train0" in errors[1].text
 
 
 def test_a_stream_with_all_videos_is_reported_as_complete(runs):

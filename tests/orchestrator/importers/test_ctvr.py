@@ -36,7 +36,7 @@ def test_an_msrvtt_manifest_loads_as_it_was_written(msrvtt, tmp_path):
     assert {"data.num_frames": 12, "data.batch_size": 8, "optim.epochs": 20}.items() <= stream.settings.items()
     assert stream.digest in report
     assert "5 of 6 videos are missing" in report
-    assert "task_01: 1 category; train 2 videos, 3 captions; test 1 videos, 1 captions" in report
+    assert "task_01: 1 category; train 2 videos, 3 captions; test 1 video, 1 caption" in report
 
 
 def test_a_part_of_the_benchmark_is_compared_with_no_paper(msrvtt):

@@ -92,7 +92,7 @@ def test_damage_is_reported_and_removed_on_demand(execution, manifest, quiet):
         verify_cache(execution)
     assert "removed; they are created again when needed" in verify_cache(execution, remove=True)
     assert verify_cache(execution).startswith("all ")
-    assert build_cache(manifest, {}, execution) == "stream small: 1 videos decoded, 29 were in the store"
+    assert build_cache(manifest, {}, execution) == "stream small: 1 video decoded, 29 were in the store"
 
 
 def test_broken_videos_are_listed_and_others_decoded(execution, manifest):

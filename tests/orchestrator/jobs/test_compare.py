@@ -173,3 +173,26 @@ def test_a_csv_file_without_the_columns_is_refused(tmp_path):
     (tmp_path / "r.csv").write_text("video,position\na,1\n")
     with refuses(where="r.csv", remedy=True):
         read_csv(tmp_path / "r.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("query;rank\na#0;1\n", "semicolons"),
+        ("query\trank\na#0\t1\n", "tabs"),
+        ("", "empty"),
+        ("query,rank\n", "queries"),
+    ],
+)
+def test_a_csv_file_of_another_form_is_one_clear_line(tmp_path, text, said):
+    (tmp_path / "r.csv").write_text(text)
+    with refuses(said, where="r.csv", remedy=True):
+        read_csv(tmp_path / "r.csv")
+
+
+def test_a_rank_beyond_the_videos_of_a_side_is_noted(folder):
+    queries = [line.partition(",")[0] for line in (folder / "theirs.csv").read_text().splitlines()[1:]]
+    (folder / "far.csv").write_text("\n".join(["query,rank", *(f"{query},1000" for query in queries)]))
+    assert not missing_from(compare("theirs.csv", "far.csv", ExecutionConfig()), "B has rank 1000", "18 videos")
+    (folder / "near.csv").write_text("\n".join(["query,rank", *(f"{query},18" for query in queries)]))
+    assert "has rank" not in compare("near.csv", "near.csv", ExecutionConfig())

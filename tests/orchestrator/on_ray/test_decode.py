@@ -55,7 +55,7 @@ def test_a_build_on_the_cluster_names_broken_videos_and_resumes(runs, manifest, 
     assert broken.split(":")[0].strip() == "red_train_0"
     video.write_bytes(kept)
     again = build_cache(manifest, {"data.num_frames": "3"}, ExecutionConfig(runs=runs), on_cluster=True)
-    assert again == "stream small: 1 videos decoded, 29 were in the store"
+    assert again == "stream small: 1 video decoded, 29 were in the store"
 
 
 def test_nothing_to_do_starts_nothing(tmp_path, monkeypatch):

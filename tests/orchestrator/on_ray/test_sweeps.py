@@ -195,7 +195,7 @@ def test_a_sweep_with_two_objectives_confirms_and_tabulates_its_front(two_cpus, 
         baselines=(),
     )
     text = sweep(request, execution)
-    assert "rerun      the confirmed front over 1 seeds on test videos" in capsys.readouterr().err
+    assert "rerun      the confirmed front over 1 seed on test videos" in capsys.readouterr().err
     tracker = execution.tracker()
     runs = tracker.find_runs(sweep="f", tags={"ctvr.complete": "true"})
     assert len(runs) == 3

@@ -2,7 +2,7 @@
 
 import re
 
-from ctvr.orchestrator.pages.confusion import MOST, confusion_html
+from ctvr.orchestrator.pages.confusion import MAX_CATEGORIES, confusion_html
 
 PAIRS = [("a<b>", "a<b>"), ("a<b>", "c"), ("c", "c"), ("c", "c")]
 
@@ -20,5 +20,5 @@ def test_a_row_is_shared_out_among_the_categories_that_are_found():
 
 
 def test_there_is_no_heat_map_of_one_of_unknown_or_of_too_many_categories():
-    many = [(str(number), "0") for number in range(MOST + 1)]
+    many = [(str(number), "0") for number in range(MAX_CATEGORIES + 1)]
     assert [confusion_html("m", pairs) for pairs in ([], PAIRS[2:], [("", "a"), ("b", "a")], many)] == [""] * 4

@@ -131,4 +131,4 @@ def test_a_folder_is_searched_without_what_cannot_be_read(execution, tmp_path, c
     assert [hit.video for hit in hits] == ["below/a"]
     assert "1 of 2 files are left out, the first: " in caplog.text
     assert "broken.wmv" in caplog.text
-    assert "1 files in " in caplog.text  # notes.txt
+    assert "1 file without" in caplog.text  # notes.txt

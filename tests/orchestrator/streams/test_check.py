@@ -169,5 +169,5 @@ def test_cut_captions_and_those_that_become_equal_are_counted() -> None:
 
 def test_the_description_counts_videos_and_captions() -> None:
     found = describe(stream([[["a", "b"], ["c"]], [["d"]]]))
-    assert found.splitlines()[0] == "task_0: 1 category; train 1 videos, 2 captions; test 2 videos, 3 captions"
+    assert found.splitlines()[0] == "task_0: 1 category; train 1 video, 2 captions; test 2 videos, 3 captions"
     assert len(found.splitlines()) == 2

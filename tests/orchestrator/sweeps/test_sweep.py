@@ -199,7 +199,7 @@ def test_a_search_with_a_cost_as_an_objective_measures_it_and_confirms_its_front
     none = plan_sweep(request(few, search={**objectives, "confirm": 0}, seeds=1), execution)
     text = describe_request(none)
     assert "confirms   nothing: the Pareto front is accepted without a test" in text
-    assert "rerun      up to 1 of the Pareto front over 1 seeds on test videos" in text
+    assert "rerun      up to 1 of the Pareto front over 1 seed on test videos" in text
     runs = [
         RunRecord(name, name, {"method.lr": rate}, {GAIN: [(2, gain)], GMACS: [(2, cost)]}, {}, "FINISHED", "")
         for name, rate, gain, cost in (("s-1", "1e-5", 5.0, 3.0), ("s-2", "1e-6", 4.0, 2.0), ("s-3", "1e-4", 3.0, 9.0))

@@ -97,7 +97,7 @@ def test_one_seed_has_no_deviation():
 def test_incomplete_runs_are_left_out_and_counted():
     records = [run(), run(seed=1, tags={"ctvr.complete": "false"})]
     assert len(collect(records)[0].runs) == 1
-    assert "1 incomplete runs are left out" in to_markdown(tables(records))
+    assert "1 incomplete run is left out" in to_markdown(tables(records))
 
 
 def test_a_metric_that_stopped_before_the_last_task_is_not_available():

@@ -9,9 +9,9 @@ import torch
 
 from ctvr import methods
 from ctvr.methods import METHODS
-from ctvr.orchestrator.errors import Interrupted, StoreError
+from ctvr.orchestrator.errors import Interrupted
 from ctvr.orchestrator.learning.record.run_state import RunState
-from ctvr.orchestrator.learning.run.execute import Result, RunPaths, execute
+from ctvr.orchestrator.learning.run.execute import Result, RunPaths, check_streams, execute
 from ctvr.orchestrator.learning.training.epoch_state import EpochReports
 from ctvr.orchestrator.learning.training.interruption import Interruption, Request
 from ctvr.orchestrator.settings.experiment import Experiment
@@ -126,6 +126,8 @@ class Listing(Counting):
         for group in self.param_groups:
             for p in group["params"]:
                 self.state[p]["seen"] = [1]
+class Broken(Counting):
+    def __init__(self, params, lr, rho): super().__init__(params, lr)
 """
 
 
@@ -146,8 +148,31 @@ def test_an_optimizer_of_another_package_continues_and_accumulates(accumulation,
 
 
 def test_a_state_that_a_pause_cannot_store_is_named(own_optimizers, one, runs):
-    with refuses("seen", "Listing", "list", kind=StoreError):
+    with refuses("seen", "Listing", "list", where="optim.name"):
         paused(planned(one, runs, optim__name="counting:Listing"), runs, 1)
+
+
+def test_an_optimizer_that_cannot_be_created_is_refused_before_anything_is_recorded(own_optimizers, one, runs):
+    methods.trust(["counting:Broken"])
+    experiment = planned(one, runs, optim__name="counting:Broken")
+    with refuses("counting:Broken", "rho", where="optim.name", remedy=True):
+        check_streams(experiment, load_stream(one, runs), RunPaths(runs))
+
+
+def test_a_stop_where_no_pause_can_be_stored_says_why_and_resumes_after_a_task(own_optimizers, manifest, runs):
+    experiment = planned(manifest, runs, optim__name="counting:Listing")
+    with pytest.raises(Interrupted) as caught:
+        execute(experiment, RunPaths(runs), epochs=EpochReports(interruption=Interruption(always)))
+    assert all(word in str(caught.value) for word in ("epoch 1 of task 1", "seen", "Listing", "list"))
+    assert RunPaths(runs).open_store().list(PAUSES) == []
+    asked = Interruption()
+
+    def after_task(*about: object) -> None:
+        asked.is_stopping = True
+
+    with pytest.raises(Interrupted):
+        execute(experiment, RunPaths(runs), report=after_task, epochs=EpochReports(interruption=asked))
+    assert execute(experiment, RunPaths(runs)).resumed == 1
 
 
 def test_the_best_epoch_and_the_epochs_without_a_better_one_are_kept(one, runs):

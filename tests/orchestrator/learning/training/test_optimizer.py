@@ -15,6 +15,7 @@ from ctvr.orchestrator.learning.training.optimizer import (
     lr_factor,
     make_optimizer,
     set_learning_rates,
+    try_optimizer,
 )
 from ctvr.orchestrator.learning.training.step import require_finite
 from ctvr.orchestrator.settings.optim_config import OptimConfig
@@ -194,6 +195,9 @@ def test_an_optimizer_of_another_package_gets_rates_decay_and_the_settings_that_
 def test_an_optimizer_that_cannot_be_used_is_one_line(name, said, plug_in):
     with refuses(name, said, where="optim.name", remedy=True):
         plug_in(name)
+    with refuses(name, said, where="optim.name", remedy=True):
+        try_optimizer(OptimConfig(name=name))
+    try_optimizer(OptimConfig(name="muon"))  # for matrices only
 
 
 def test_weights_that_are_not_finite_are_refused_for_optimizers_of_others():

@@ -14,7 +14,7 @@ from ctvr.orchestrator.settings.experiment import BackboneConfig
 from ctvr.orchestrator.settings.resolve import resolve
 
 
-def fitting_text(backbone: str) -> str:
+def compatible_methods_text(backbone: str) -> str:
     """Return a line for each method with its default settings: whether it fits, or the parts that the backbone lacks.
 
     Args:
