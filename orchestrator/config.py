@@ -12,6 +12,7 @@ import difflib
 import math
 import typing
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -19,7 +20,14 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from ctvr.methods.settings import SettingError
 from ctvr.orchestrator.console import printable
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.setting_groups import describe_type, likely_number, literals_of, setting_names, variants_of
+from ctvr.orchestrator.setting_groups import (
+    describe_type,
+    likely_number,
+    literals_of,
+    setting_names,
+    type_hints,
+    variants_of,
+)
 
 T = TypeVar("T")
 Settings = dict[str, Any]
@@ -149,7 +157,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "", *, dotted: 
         ConfigError: for an unknown name, a wrong type, or a ValueError of the class.
     """
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    hints = typing.get_type_hints(cls)
+    hints = type_hints(cls)  # type: ignore[arg-type]  # a class is hashable
     dot = f"{prefix}." if prefix else ""
     typed: Settings = {}
     for name, value in values.items():
@@ -290,8 +298,7 @@ def _convert(hint: Any, value: Any, name: str, default: Any, dotted: bool) -> An
     return typed
 
 
-def _adapter(hint: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(hint, config=ConfigDict(strict=False, coerce_numbers_to_str=True))
+_adapter = lru_cache(512)(partial(TypeAdapter[Any], config=ConfigDict(strict=False, coerce_numbers_to_str=True)))
 
 
 def _wrong_value(hint: Any, value: Any, name: str, default: Any, dotted: bool) -> ConfigError:

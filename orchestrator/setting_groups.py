@@ -6,6 +6,7 @@ A group is a field that holds one of several dataclasses, its variants; the sett
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 import typing
@@ -13,6 +14,7 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any
 
+type_hints = functools.lru_cache(maxsize=1024)(typing.get_type_hints)  # it compiles every annotation again
 _DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212", "-"))
 
 
@@ -24,12 +26,17 @@ def variants_of(cls: type[Any], group: str) -> Mapping[str, type[Any]]:
 
 def setting_names(cls: type[Any]) -> list[str]:
     """List the settings of a dataclass, including those of all variants of its groups, such as `reducer.keep_rate`."""
+    return list(_setting_names(cls))  # type: ignore[arg-type]  # a class is hashable
+
+
+@functools.lru_cache(maxsize=1024)
+def _setting_names(cls: type[Any]) -> tuple[str, ...]:
     names: dict[str, None] = {}
     for spec in dataclasses.fields(cls):
         variants = variants_of(cls, spec.name).values()
         own = [f"{spec.name}.{name}" for variant in variants for name in setting_names(variant)]
         names |= dict.fromkeys(own or [spec.name])
-    return list(names)
+    return tuple(names)
 
 
 def known_settings(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import gc
+import importlib.metadata
 import os
 import random
 import shutil
@@ -37,6 +40,27 @@ with contextlib.suppress(ValueError):  # not the main thread
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+_read_entry_points = importlib.metadata.entry_points
+
+
+@functools.lru_cache(maxsize=64)
+def _selected(folders: tuple[tuple[str, int], ...], wanted: tuple[tuple[str, str], ...]) -> Any:
+    return _read_entry_points(**dict(wanted))
+
+
+def _entry_points(**wanted: str) -> Any:
+    """Read the metadata of all packages again only after a change of `sys.path` or of one of its folders.
+
+    A run asks for entry points 30 times, each of which reads 200 files. importlib.metadata lists the files of a folder
+    by the same rule. Processes that tests start have the original function.
+    """
+    folders = ((path, os.stat(path or ".").st_mtime_ns if os.path.exists(path or ".") else 0) for path in sys.path)
+    return _selected(tuple(folders), tuple(sorted(wanted.items())))
+
+
+importlib.metadata.entry_points = _entry_points  # before any of our modules takes the function
+gc.disable()  # until pytest has all tests: modules and tests stay to the end
+
 _told: list[str] = []
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -47,6 +71,27 @@ def pytest_runtest_teardown() -> None:
     if "decord" in sys.modules and not _told:
         _told.append("decord")
         pytest.fail("decord was loaded in the process of pytest. Give it a child: tests/in_subprocess.py")
+
+
+_tokenizers: dict[Any, dict[str, Any]] = {}
+
+
+def _read_vocabulary_once(tokenizer: Any) -> None:
+    """Let equal tokenizers of open_clip share their tables: each reads 48,894 pairs from an archive, in 0.1 s."""
+    read = tokenizer.__init__
+    if hasattr(read, "__wrapped__"):
+        return
+
+    @functools.wraps(read)
+    def init(self: Any, *given: Any, context_length: int | None = 77, **named: Any) -> None:
+        key = repr((given, named))
+        if key not in _tokenizers:
+            read(self, *given, **named)
+            _tokenizers[key] = vars(self).copy()
+        vars(self).update(_tokenizers[key], context_length=context_length)
+
+    tokenizer.__init__ = init
+    tokenizer.__deepcopy__ = lambda self, memo: self  # a copy of a method copies 150,000 entries
 
 
 def _seed(seed: int) -> None:
@@ -61,6 +106,8 @@ def _seed(seed: int) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     _seed(1)
+    if "open_clip.tokenizer" in sys.modules:
+        _read_vocabulary_once(sys.modules["open_clip.tokenizer"].SimpleTokenizer)
     if "ctvr.methods" in sys.modules:  # a command trusts what its user names, and the next test is another user
         sys.modules["ctvr.methods"]._trusted.clear()
     if "ctvr.orchestrator.addresses" in sys.modules:
@@ -76,6 +123,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--reword", action="store_true", help="reverse the words of our errors: no test may depend on them"
     )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Exclude the tests and packages, which stay to the end, from every later garbage collection."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -106,6 +160,25 @@ def _one_thread() -> None:
         # torch.manual_seed would queue a call for each absent device, with a formatted stack: 0.6 ms and some memory
         for absent in (torch.cuda, torch.xpu, torch.mtia):
             absent.manual_seed_all = lambda seed: None
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _unsynced_files() -> Iterator[None]:
+    """Wait for no disk: a test ends long before a power failure. Processes that tests start sync as ever."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_decoding_child() -> Iterator[None]:
+    """Start one child for the small videos of a run: a start takes 0.2 s of CPU. Tests of the pool start several."""
+    from ctvr.orchestrator.data import frames
+
+    start = frames.Decoder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frames, "Decoder", lambda workers, decoder: start(1, decoder=decoder))
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,5 +1,6 @@
 """timm towers, and text read at its last position, on architectures of this test: nothing is downloaded."""
 
+import copy
 import json
 from functools import partial
 
@@ -157,11 +158,18 @@ AGNOSTIC = [
 ]
 
 
+ATTENTIVE = {"stream": "x", "backbone.name": "ctvr-attentive", "backbone.weights": "random"}
+
+
+@pytest.fixture(scope="module")
+def attentive(architectures):
+    return load_clip(resolve({"method": "zero_shot", **ATTENTIVE}).backbone)
+
+
 @pytest.mark.parametrize("name", AGNOSTIC)
-def test_a_method_for_any_tower_takes_a_step_on_one_without_class_token(name):
-    given = {"stream": "x", "method": name, "backbone.name": "ctvr-attentive", "backbone.weights": "random"}
-    experiment = resolve(given)
-    clip = load_clip(experiment.backbone)
+def test_a_method_for_any_tower_takes_a_step_on_one_without_class_token(name, attentive):
+    experiment = resolve({"method": name, **ATTENTIVE})
+    clip = copy.deepcopy(attentive)
     method = make_method(experiment, clip).train()
     tokens = clip.tokenize(["a red square", "a blue star"])
     for index in range(2):

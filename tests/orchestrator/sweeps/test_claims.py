@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -22,12 +23,12 @@ def ranks_of(share: float, seed: int) -> Ranks:
     return Ranks({f"v{i}#0": 1.0 if (i + 7 * seed) % 400 < 400 * share + seed else 2.0 for i in range(400)}, {})
 
 
-@pytest.fixture
-def execution(tmp_path, monkeypatch) -> ExecutionConfig:
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
     """Return complete runs of the rows of three claims, except FrameFusionMoE without FFA, which has an incomplete
-    run.
+    run, and the ranks of each run.
     """
-    made = ExecutionConfig(runs=tmp_path / "runs")
+    made = ExecutionConfig(runs=tmp_path_factory.mktemp("recorded") / "runs")
     tracker = made.tracker("few")
     ranks = {}
     shares = {"framefusion_moe": 0.5, "clip4clip": 0.3, "tempme": 0.3, "lora": 0.3}
@@ -40,9 +41,16 @@ def execution(tmp_path, monkeypatch) -> ExecutionConfig:
             last = {R1: 100 * share, BWF: forgetting, GMACS: 6.0 if row == "tempme" else 10.0}
             tracker.log_history(run, {1: last, 2: last})
             ranks[run] = ranks_of(share, seed)
-    run = tracker.open_run("few", "left", {"seed": 1}, None, {RERUN: "t", ROW: "framefusion_moe:no-ffa"})
+    tracker.open_run("few", "left", {"seed": 1}, None, {RERUN: "t", ROW: "framefusion_moe:no-ffa"})
+    return made.runs, ranks
+
+
+@pytest.fixture
+def execution(recorded, tmp_path, monkeypatch) -> ExecutionConfig:
+    """Return a copy of the recorded runs."""
+    runs, ranks = recorded
     monkeypatch.setattr(claims, "read_ranks", lambda tracker, run_id: ranks.get(run_id))
-    return made
+    return ExecutionConfig(runs=shutil.copytree(runs, tmp_path / "runs"))
 
 
 def test_the_verdicts_of_a_table_are_printed_and_written(execution):

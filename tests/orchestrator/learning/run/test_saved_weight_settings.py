@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import asdict
 
 import open_clip
@@ -26,48 +27,76 @@ from ctvr.orchestrator.learning.run.execute import RunPaths, execute
 from ctvr.orchestrator.learning.run.factory import check_backbone, load_tower, load_trained, restore_from_commits
 from ctvr.orchestrator.retrieval.model import Model
 from ctvr.orchestrator.settings.resolve import resolve
+from ctvr.orchestrator.streams.load import load_stream
 from tests.refusing import refuses
 
 NAME = "ViT-small-test"
 ARCHITECTURE = {
     "embed_dim": 32,
-    "vision_cfg": {"image_size": 48, "layers": 2, "width": 64, "head_width": 32, "patch_size": 16},
-    "text_cfg": {"context_length": 32, "vocab_size": 49408, "width": 64, "heads": 2, "layers": 2},
+    "vision_cfg": {"image_size": 48, "layers": 2, "width": 32, "head_width": 16, "patch_size": 16},
+    "text_cfg": {"context_length": 32, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2},
 }
 OWN = WeightSettings("quick_gelu", (0.5, 0.4, 0.3), (0.2, 0.3, 0.4), "squash", "bilinear", 32)
 
 
-@pytest.fixture
-def file(tmp_path, monkeypatch):
-    """Weights of a small architecture, with open_clip's JSON next to them."""
-    monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, NAME, ARCHITECTURE)
-    (tmp_path / "weights").mkdir()
-    file = tmp_path / "weights" / "open_clip_model.safetensors"
+@pytest.fixture(autouse=True, scope="module")
+def _registered():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(open_clip.factory._MODEL_CONFIGS, NAME, ARCHITECTURE)
+        yield
+
+
+@pytest.fixture(scope="module")
+def state(_registered):
     torch.manual_seed(0)
-    state = open_clip.create_model(NAME, pretrained=None).state_dict()
-    save_file({name: value.contiguous().clone() for name, value in state.items()}, file)
+    made = open_clip.create_model(NAME, pretrained=None).state_dict()
+    return {name: value.contiguous().clone() for name, value in made.items()}
+
+
+@pytest.fixture
+def file(state, tmp_path):
+    return write_weights(state, tmp_path / "weights")
+
+
+def write_weights(state, folder):
+    """Write weights of a small architecture, with open_clip's JSON next to them."""
+    folder.mkdir()
+    file = folder / "open_clip_model.safetensors"
+    save_file(state, file)
     preprocessing = {field: getattr(OWN, field) for field in ("mean", "std", "resize_mode", "interpolation")}
     described = {"model_cfg": ARCHITECTURE | {"quick_gelu": True}, "preprocess_cfg": preprocessing}
     (file.parent / "open_clip_config.json").write_text(json.dumps(described))
     return file
 
 
-@pytest.fixture
-def trained(file, manifest, small_stream, runs, tmp_path):
-    """Return a model of a run, from its commits, and the folder that the model was saved in."""
+@pytest.fixture(scope="module")
+def finished(state, decoded, tmp_path_factory):
+    """Return a model of a run, from its commits, and the folder that the model was saved in; both are only read."""
+    root = tmp_path_factory.mktemp("finished")
+    runs, file = shutil.copytree(decoded, root / "runs"), write_weights(state, root / "weights")
+    manifest = str(runs / "small" / "small.json")
+    small_stream = load_stream(manifest, runs)
     tower = {"backbone.name": NAME, "backbone.weights": str(file)}
     experiment = resolve({"method": "clip4clip", "stream": manifest, **tower}, small_stream.settings)
     result = execute(experiment, RunPaths(runs))
     store = RunPaths(runs).open_store()
-    save_model(result.method, experiment.settings, result.stream, tmp_path / "model")
+    save_model(result.method, experiment.settings, result.stream, root / "model")
     model = restore_from_commits(experiment, Commits(store, result.key), 3, small_stream)
     file.unlink()  # a saved model reads neither the weights nor their JSON
     (file.parent / "open_clip_config.json").unlink()
-    return Model("run", model, store, small_stream), tmp_path / "model"
+    return Model("run", model, store, small_stream), root / "model"
 
 
-def test_a_loaded_model_has_the_features_of_its_run(trained, small_stream, tmp_path):
+@pytest.fixture
+def trained(finished, tmp_path):
+    """Return the model of a run, and a copy of the folder that it was saved in."""
+    model, folder = finished
+    return model, shutil.copytree(folder, tmp_path / "model")
+
+
+def test_a_loaded_model_has_the_features_of_its_run(trained, tmp_path):
     first, folder = trained
+    small_stream = first.stream
     alone = load(str(folder), ExecutionConfig(runs=tmp_path / "none"))
     assert first.trained.clip.weight_settings == alone.trained.clip.weight_settings == OWN
     videos = [item.path for item in small_stream.items(0, "test")]
@@ -78,7 +107,7 @@ def test_a_loaded_model_has_the_features_of_its_run(trained, small_stream, tmp_p
     assert hits[0] == hits[1]
 
 
-def test_an_older_model_without_them_has_the_defaults(trained, small_stream):
+def test_an_older_model_without_them_has_the_defaults(trained):
     first, folder = trained
     described = json.loads((folder / "model.json").read_text())
     del described["weight_settings"]
@@ -141,8 +170,7 @@ def test_a_backbone_that_has_its_own_adds_nothing_to_a_key(name):
 
 
 @pytest.mark.parametrize("name", [NAME, "ViT-B-32-quickgelu", "ViT-B-16-SigLIP", "PE-Core-T-16-384"])
-def test_a_backbone_of_open_clip_has_them_in_its_key(name, monkeypatch):
-    monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, NAME, ARCHITECTURE)
+def test_a_backbone_of_open_clip_has_them_in_its_key(name):
     assert describe_preprocessing(name, "random") == {"preprocessing": str(weight_settings(name, "random"))}
 
 

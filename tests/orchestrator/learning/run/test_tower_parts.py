@@ -11,6 +11,7 @@ from ctvr.methods.base import Batch, Task
 from ctvr.orchestrator.addresses import name_addresses
 from ctvr.orchestrator.learning.record.commits import Commits
 from ctvr.orchestrator.learning.record.method_state import save_model
+from ctvr.orchestrator.learning.run import tower_parts
 from ctvr.orchestrator.learning.run.execute import RunPaths, execute
 from ctvr.orchestrator.learning.run.factory import (
     check_backbone,
@@ -59,13 +60,29 @@ def backbones(written):
     return written
 
 
+FOUND = {}  # method -> its parts, on any backbone
+
+
+@pytest.fixture
+def found_once(monkeypatch):
+    """Find the parts of each of the ten methods once: they do not depend on the backbone."""
+
+    def once(experiment):
+        key = experiment.name
+        if key not in FOUND:
+            FOUND[key] = parts_used(experiment)
+        return FOUND[key]
+
+    monkeypatch.setattr(tower_parts, "parts_used", once)
+
+
 def experiment_of(method, name):
     weights = "random" if name.endswith(".json") else "shipped"
     return resolve({"stream": "x", "method": method, "backbone.name": name, "backbone.weights": weights})
 
 
 @pytest.mark.parametrize("kind", FIT)
-def test_the_methods_that_fit_follow_from_what_the_backbone_offers(kind, backbones):
+def test_the_methods_that_fit_follow_from_what_the_backbone_offers(kind, backbones, found_once):
     clip = load_clip(experiment_of("zero_shot", backbones[kind]).backbone)
     missing = {method: missing_parts(experiment_of(method, backbones[kind]), clip) for method in TEN}
     assert {method for method, lacking in missing.items() if not lacking} == FIT[kind]
@@ -77,7 +94,7 @@ def test_the_methods_that_fit_follow_from_what_the_backbone_offers(kind, backbon
 
 
 @pytest.mark.parametrize(("kind", "method"), [(kind, each) for kind in FIT for each in sorted(FIT[kind])])
-def test_a_method_that_fits_learns_and_encodes(kind, method, backbones):
+def test_a_method_that_fits_learns_and_encodes(kind, method, backbones, found_once):
     experiment = experiment_of(method, backbones[kind])
     clip = load_clip(experiment.backbone)
     made = make_method(experiment, clip).train()
@@ -110,8 +127,6 @@ def test_the_parts_that_a_method_uses_depend_on_its_settings():
 
 
 def test_no_method_fails_on_the_tiny_clip_before_its_parts_are_known(monkeypatch):
-    from ctvr.orchestrator.learning.run import tower_parts
-
     run, finished = tower_parts._use, []
 
     def use(method, frames):
