@@ -34,7 +34,7 @@ RUN python -m venv /opt/ctvr && pip install -q --no-cache-dir "$(grep '^uv==' co
     && if [ -n "$TORCH_BACKEND" ]; then \
          grep -Eiv '^(nvidia-|cuda-|triton)' constraints.txt >/tmp/pins && set -- --torch-backend "$TORCH_BACKEND" -c /tmp/pins; \
        else set -- -c constraints.txt; fi \
-    && uv pip install -q --no-cache --compile-bytecode "$@" -e . 'Flask-WTF~=1.2' boto3 \
+    && uv pip install -q --no-cache --compile-bytecode "$@" -e '.[all]' 'Flask-WTF~=1.2' boto3 \
     && python -c "import ctvr.orchestrator.cli.main, ray, torch; from ctvr import methods" \
     && python -m compileall -q ctvr orchestrator methods search_spaces && chown -R ctvr /home/ctvr
 

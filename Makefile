@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED = 0
 export MLFLOW_DISABLE_TELEMETRY = true
 
-.PHONY: help setup sweep test test-all test-browser test-gpu test-faults test-cluster wheel lint format bench bench-gpu null-simulation check-methods chaos fuzz video-formats scale ui docs clean mutants hashes verify-hashes sbom
+.PHONY: help setup sweep test test-all test-browser test-gpu test-faults test-cluster wheel release-check lint format bench bench-gpu null-simulation check-methods chaos fuzz video-formats scale ui docs clean mutants hashes verify-hashes sbom
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -27,7 +27,7 @@ $(READY): pyproject.toml constraints.txt
 		torch=""; \
 	fi; \
 	[ -z "$$torch" ] || { pins=$(VENV)/pins.txt; grep -Eiv '^(nvidia-|cuda-|triton)' constraints.txt >$$pins; }; \
-	$(INSTALL) $${torch:+--torch-backend $$torch} -c $$pins -e '.[dev]'
+	$(INSTALL) $${torch:+--torch-backend $$torch} -c $$pins -e '.[all,dev]'
 	@echo "setup: compiling to bytecode, so that commands start faster"
 	@$(INSTALL) --compile-bytecode --no-deps -e . && $(BIN)/python -m compileall -q -j 0 ctvr methods orchestrator search_spaces \
 		|| echo "setup: not compiled; commands work, and their first call takes longer"
@@ -70,6 +70,9 @@ wheel: $(READY)  ## build it into dist/, install it elsewhere and run it from th
 	rm -rf build
 	$(PYTEST) -n 1 tests/test_wheel.py $(ARGS)
 	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist .
+
+release-check: $(READY)  ## version, changelog, tag, wheel, source distribution, workflows: what docs/release.md asks for
+	$(BIN)/python -m tools.release_check
 
 lint: $(READY)  ## style, import rules, prose, types
 	$(BIN)/ruff check .

@@ -160,7 +160,7 @@ install_package() {
   fi
   [ -x "$VENV/bin/python" ] || "$UV/bin/uv" venv -q --seed --python "$PYTHON_VERSION" "$VENV"
   [ ! -f "$VENV/.ctvr_added" ] || mapfile -t kept < <(sort -u "$VENV/.ctvr_added")
-  install_with_uv -e "$HERE" ${kept[@]+"${kept[@]}"}
+  install_with_uv -e "${HERE}[all]" ${kept[@]+"${kept[@]}"}
   "$VENV/bin/python" -c "import ctvr.orchestrator.cli.main, ray, torch; from ctvr import methods" || fail "node: the installation is broken."
   echo "$stamp" >"$VENV/.ctvr_stamp"
 }

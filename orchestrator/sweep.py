@@ -29,7 +29,7 @@ def main() -> int:
             sys.stderr.write(f"sweep.py: {sys.modules['ctvr'].__file__} hides the package ctvr. Rename that file.\n")
             return 2
         sys.stderr.write(
-            f"sweep.py: {error.name} is not installed on this machine. Install the project: pip install -e .\n"
+            f"sweep.py: {error.name} is not installed on this machine. Install the project: pip install -e '.[all]'\n"
         )
         return 2
     words = sys.argv[1:]

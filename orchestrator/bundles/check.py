@@ -31,6 +31,8 @@ def inconsistencies(bundle: Bundle) -> list[str]:
             found.append(f"digest: {bundle.about['digest'][:12]} in the file, {computed[:12]} from its content")
         found += list(_early_ranks(bundle))
         stated, computed_rows = _values(bundle.about["table"]), _values(table_of(bundle))
+    except ModuleNotFoundError:  # of this installation, not of the bundle
+        raise
     except Exception as error:  # content of an unknown author reaches JSON and every function of a table
         return [*found, f"digest or table: cannot be computed ({type(error).__name__})"]
     for name in dict.fromkeys([*computed_rows, *stated]):

@@ -216,6 +216,11 @@ def _run(argv: list[str] | None) -> int:
         if supervisor.is_child() and (isinstance(error, (ConnectionError, TimeoutError)) or _is_full(error)):
             raise  # a dying cluster, or a full disk that may be cleared: the parent restarts this command
         return _fail(os_error_text(error), ConfigError.status)
+    except ModuleNotFoundError as error:  # the core lacks what only some commands need
+        package = str(error.name).partition(".")[0]
+        if package in ("ctvr", "None"):  # a mistake of ours
+            raise
+        return _fail(f'{package}: this command needs the package. Run: pip install "ctvr[all]"', ConfigError.status)
     except MemoryError as error:
         if supervisor.is_child():
             raise

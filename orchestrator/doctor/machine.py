@@ -25,18 +25,22 @@ LOW_MEMORY = 4 * 10**9  # bytes; Ray with one small trial takes about 2 GB
 DRIVERS = {"12": 525, "13": 580}  # CUDA's major version -> oldest driver (NVIDIA, CUDA compatibility)
 
 
-def requirements() -> tuple[str, list[str]]:
-    """Return the required Python versions and packages, read from pyproject.toml or from the installed package."""
+def requirements() -> tuple[str, list[str], list[str]]:
+    """Return the required Python versions, the packages of the core, and those of the extra `all`.
+
+    They are read from pyproject.toml or from the installed package.
+    """
     source = Path(__file__).absolute().parents[3] / "pyproject.toml"
     if sys.version_info >= (3, 11) and source.is_file():
         import tomllib
 
         project = tomllib.loads(source.read_text(encoding="utf-8"))["project"]
         if project.get("name") == "ctvr":
-            return project["requires-python"], project["dependencies"]
+            return project["requires-python"], project["dependencies"], project["optional-dependencies"]["all"]
     wanted = importlib.metadata.requires("ctvr") or []
     python = importlib.metadata.metadata("ctvr")["Requires-Python"] or ""
-    return python, [text for text in wanted if "extra ==" not in text]
+    core = [text for text in wanted if "extra ==" not in text]
+    return python, core, [text for text in wanted if 'extra == "all"' in text]
 
 
 def versions() -> Iterator[Finding]:
@@ -44,24 +48,27 @@ def versions() -> Iterator[Finding]:
     from packaging.requirements import Requirement
     from packaging.specifiers import SpecifierSet
 
-    python, packages = requirements()
+    python, core, others = requirements()
     if not SpecifierSet(python).contains(platform.python_version(), prereleases=True):
         text = f"{platform.python_version()} is running, {python} is required"
         yield Finding("error", "Python", text, "Make a virtual environment with a newer Python and install ctvr in it.")
-    found = [f"Python {platform.python_version()}"]
-    for requirement in map(Requirement, packages):
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+    found, absent = [f"Python {platform.python_version()}"], []
+    for requirement in map(Requirement, [*core, *others]):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": "all"}):
             continue
         remedy = f"pip install -U '{requirement.name}{requirement.specifier}'"
         try:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
-            level: Level = "warning" if requirement.name == "decord" else "error"  # PyAV replaces it
-            yield Finding(level, requirement.name, "is not installed", remedy)
+            absent.append(requirement.name)
             continue
         found.append(f"{requirement.name} {version}")
         if not requirement.specifier.contains(version, prereleases=True):
             yield Finding("error", requirement.name, f"is {version}, {requirement.specifier} is required", remedy)
+    if absent:  # PyAV replaces decord
+        level: Level = "warning" if absent == ["decord"] else "error"
+        text = f"{listed(absent)} {'is' if len(absent) == 1 else 'are'} not installed; sweeps need all packages"
+        yield Finding(level, "packages", text, 'pip install "ctvr[all]"')
     yield Finding("ok", "versions", ", ".join(found))
 
 

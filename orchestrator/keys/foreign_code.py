@@ -36,6 +36,7 @@ from ctvr.orchestrator.keys.imports import Named, names_in
 _STANDARD = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib"))
 _INSTALLED = ("site-packages", "dist-packages")
 _OUR_NAME = "ctvr"
+_ALL = "all"  # the extra that names the packages of every command
 
 
 def digest_closure(*modules: str) -> str:
@@ -169,13 +170,15 @@ def digest_plugins() -> str:
 def own_dependencies() -> set[str]:
     """Return the normalized names of ctvr and of the distributions that it requires."""
     try:
-        return {_OUR_NAME, *_list_requirements(importlib.metadata.distribution(_OUR_NAME))}
+        return {_OUR_NAME, *_list_requirements(importlib.metadata.distribution(_OUR_NAME), _ALL)}
     except importlib.metadata.PackageNotFoundError:  # ctvr is a checkout on PYTHONPATH
         return {_OUR_NAME}
 
 
-def _list_requirements(found: importlib.metadata.Distribution) -> list[str]:
-    return [_normalize_name(re.split(r"[^\w.-]", text)[0]) for text in found.requires or () if "extra ==" not in text]
+def _list_requirements(found: importlib.metadata.Distribution, extra: str = "") -> list[str]:
+    """Return the normalized names that a distribution requires, and those of one of its extras."""
+    wanted = (text for text in found.requires or () if "extra ==" not in text or (extra and f'"{extra}"' in text))
+    return [_normalize_name(re.split(r"[^\w.-]", text)[0]) for text in wanted]
 
 
 def _normalize_name(name: str) -> str:

@@ -5,6 +5,7 @@ A run's name in MLflow is for display; the tag `ctvr.name` holds the name that o
 
 from __future__ import annotations
 
+import importlib
 import json
 import platform
 import re
@@ -119,13 +120,23 @@ def _brief(value: Any) -> str:
         return str(value)
 
 
+def import_signatures() -> None:
+    """Import what `write_mlmodel` needs.
+
+    Raises:
+        ModuleNotFoundError: if pandas is not installed; mlflow-skinny does not require it.
+    """
+    importlib.import_module("mlflow.models.signature")
+
+
 def write_mlmodel(folder: Path, experiment: Experiment) -> None:
     """Write the file `MLmodel` of a saved model. A retriever of videos is a `pyfunc` that `ctvr/pyfunc.py` loads.
 
     The input of the `pyfunc` is texts, and its output has a row for each retrieved video. Its parameters are `k` and
     `folder`, the folder of the videos.
     """
-    from mlflow.models import Model, ModelSignature
+    from mlflow.models import Model
+    from mlflow.models.signature import ModelSignature
     from mlflow.types.schema import ColSpec, ParamSchema, ParamSpec, Schema
 
     settings = experiment.settings

@@ -27,7 +27,7 @@ from ctvr.orchestrator.streams.query_rank import Rank
 from ctvr.orchestrator.tracking.internals import NOTE
 from ctvr.orchestrator.tracking.left import find_complete, open_or_take_up
 from ctvr.orchestrator.tracking.mirror import Mirror
-from ctvr.orchestrator.tracking.mlflow_ui import dataset_of, write_mlmodel
+from ctvr.orchestrator.tracking.mlflow_ui import dataset_of, import_signatures, write_mlmodel
 from ctvr.orchestrator.tracking.run_note import run_note
 from ctvr.orchestrator.tracking.tracker import Tracker
 
@@ -52,6 +52,10 @@ class Recorder:
     _logged_epochs: int = 0
     _mirror: Mirror | None = None
     _is_closed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.keep_model:
+            import_signatures()  # before the training: the core lacks a package for it
 
     def ready(self, key: str, method: Method, data: StreamData, commits: Commits) -> None:
         """Open the MLflow run, and record the results that an earlier process committed."""

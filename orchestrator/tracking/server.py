@@ -155,7 +155,9 @@ def ui_command(uri: str, host: str = "127.0.0.1", port: int = 5000) -> list[str]
 
     Raises:
         ConfigError: if `uri` is already a server, others can reach `host`, or `port` is in use.
+        PackageNotFoundError: if only MLflow's client is installed.
     """
+    importlib.metadata.distribution("mlflow")
     if uri.startswith(("http://", "https://")):
         raise ConfigError("is already a server", f"tracking {uri}", remedy="Open it in a browser.")
     if not is_loopback(host):
@@ -231,10 +233,10 @@ def create_database(uri: str, is_copy: bool = False) -> None:
             log.warning("tracking: an older MLflow wrote mlflow.db (schema %s); a temporary copy is read", revision)
             migrate(uri)
         else:
-            kept = upgrade(file, migrate, importlib.metadata.version("mlflow"))
+            kept = upgrade(file, migrate, importlib.metadata.version("mlflow-skinny"))
             log.warning("tracking: upgraded %s, which an older MLflow wrote; the previous file is %s", file, kept)
         new_client(uri).search_experiments(max_results=1)
-    except ConfigError:
+    except (ConfigError, ModuleNotFoundError):
         raise
     except Exception as error:  # not a database, or a full disk: one line for the user
         raise ConfigError(reason(error), f"tracking {uri}", remedy=remedy_for(error, uri)) from error

@@ -107,7 +107,7 @@ def test_a_start_brings_back_what_a_machine_had(node: Path) -> None:
     assert videos.is_dir()
     (node / "venv" / ".ctvr_stamp").write_text("of other files")
     assert script(node, SETUP, "again", **more).returncode == 0
-    assert re.search(rf"pip install .* -e {re.escape(str(REPOSITORY))} boto3$", asked.read_text(), re.MULTILINE)
+    assert re.search(rf"pip install .* -e {re.escape(str(REPOSITORY))}\[all\] boto3$", asked.read_text(), re.MULTILINE)
 
 
 @pytest.fixture

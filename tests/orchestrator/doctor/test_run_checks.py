@@ -144,15 +144,20 @@ def test_a_machine_of_little_memory_is_shown_how_many_trials_it_holds(runs, tmp_
 
 
 def test_versions_below_the_minimum_and_absent_packages_are_errors(monkeypatch):
-    monkeypatch.setattr(machine, "requirements", lambda: (">=3.99", ["numpy>=999", "no-such-package>=1", "tqdm>=1"]))
-    errors = {f.subject: f.remedy for f in machine.versions() if f.level == "error"}
-    assert set(errors) == {"Python", "numpy", "no-such-package"}
-    assert errors["numpy"] == "pip install -U 'numpy>=999'"
+    core, others = ["numpy>=999", "no-such-package>=1", "tqdm>=1"], ["decord>=0.6", "none-either>=1", "ray>=999"]
+    monkeypatch.setattr(machine, "requirements", lambda: (">=3.99", core, others))
+    errors = {f.subject: f for f in machine.versions() if f.level == "error"}
+    assert set(errors) == {"Python", "numpy", "ray", "packages"}
+    assert errors["numpy"].remedy == "pip install -U 'numpy>=999'"
+    assert "no-such-package, none-either" in errors["packages"].text
+    assert errors["packages"].remedy == 'pip install "ctvr[all]"'
 
 
 def test_this_installation_fulfils_its_own_requirements():
     assert [f for f in machine.versions() if f.level == "error"] == []
-    assert any(text.startswith("torch") for text in machine.requirements()[1])
+    _, core, others = machine.requirements()
+    assert any(text.startswith("torch") for text in core)
+    assert any(text.startswith("ray") for text in others)
 
 
 def test_an_ffmpeg_with_known_holes_is_named(monkeypatch):
