@@ -21,18 +21,7 @@ from ctvr.kernels import pin
 from ctvr.torch_import import guard
 
 if TYPE_CHECKING:
-    from ctvr.api import (
-        check_method,
-        list_methods,
-        list_streams,
-        load,
-        run,
-        schema,
-        stream,
-        sweep,
-        table,
-        trials,
-    )
+    from ctvr.api import check_method, list_methods, list_streams, load, run, schema, stream, sweep, table, trials
     from ctvr.methods.backbone.blocks import BlockSeams, TokenState
     from ctvr.methods.backbone.clip import Clip
     from ctvr.methods.base import Method, l2_normalize

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 import re
@@ -19,6 +18,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
+
+from ctvr.methods.plug_ins import installed
 
 if TYPE_CHECKING:
     from ctvr.methods.base import Method
@@ -113,8 +114,7 @@ def plugins() -> dict[str, str]:
 
     Entry points with the name of a built-in method are left out.
     """
-    found = {point.name: point.value for point in importlib.metadata.entry_points(group="ctvr.methods")}
-    return {name: value for name, value in found.items() if name not in EVERY_METHOD and name not in CONFIGURATIONS}
+    return {name: point.value for name, point in installed("methods", {*EVERY_METHOD, *CONFIGURATIONS}).items()}
 
 
 def place_of(name: str) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ctvr.methods.families.momentum import PAPER, SHAPES, MomentumConfig, MomentumRetriever
-from ctvr.methods.layers.replay.momentum import ema_update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +23,3 @@ class BaseMoCo(MomentumRetriever):
 
     Config = BaseMoCoConfig
     PRESETS = {"paper": PAPER, "paper-text": {**PAPER, "method.text_pool": "avg"}, "shapes": SHAPES}
-
-    def after_step(self) -> None:
-        assert self.local is not None
-        ema_update(self.local.encoders, self.encoders, self.config.m)  # eq. 8
-        self.enqueue()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Batch, Task
 from ctvr.methods.families.momentum import PAPER, SHAPES, START_HINT, MomentumConfig, MomentumRetriever
-from ctvr.methods.layers.replay.momentum import Momentum, ema_update, reverse_ema_update
+from ctvr.methods.layers.replay.momentum import Momentum, reverse_ema_update
 from ctvr.methods.settings import SettingError, require, setting
 
 
@@ -61,11 +61,6 @@ class BMUEnsemble(MomentumRetriever):
 
     def contrasted(self) -> list[Momentum]:
         return self.momenta if self._has_started else self.momenta[:1]
-
-    def after_step(self) -> None:
-        for momentum in self.momenta:  # eq. 8, eq. 14
-            ema_update(momentum.encoders, self.encoders, self.config.m)
-        self.enqueue()
 
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
         """Set theta <- w_0 theta + w_1 theta_m + w_2 theta~_m, before the videos of this task are encoded."""

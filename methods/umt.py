@@ -37,13 +37,12 @@ from torch import Tensor
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.umt import Umt, UmtVision, like
 from ctvr.methods.base import Batch, Capabilities, Method, Override, ParamGroup, Recipe, Task, l2_normalize
-from ctvr.methods.layers.captions import truncate
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.matching import matching, negative_weights, shared_contrastive
 from ctvr.methods.layers.pooling import frame_mean
 from ctvr.methods.layers.reduction.config import REDUCERS, ReducerConfig
 from ctvr.methods.layers.reduction.reducers import make_reducer
-from ctvr.methods.layers.transfer import to_device
+from ctvr.methods.layers.transfer import to_device, truncate
 from ctvr.methods.settings import SettingError, group, require, setting
 
 _RETRIEVAL = "recipe file of MSR-VTT (9k), B/16-25M"

@@ -36,9 +36,9 @@ from ctvr.methods.backbone.answer_decoder import (
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.umt import OF_RETRIEVAL, Umt, UmtVision, like
 from ctvr.methods.base import Batch, Capabilities, Method, Override, ParamGroup
-from ctvr.methods.layers.captions import truncate
 from ctvr.methods.layers.reduction.config import REDUCERS, ReducerConfig
 from ctvr.methods.layers.reduction.reducers import make_reducer
+from ctvr.methods.layers.transfer import truncate
 from ctvr.methods.settings import SettingError, group, require, setting
 from ctvr.methods.umt import original
 

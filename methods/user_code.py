@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import sys
 import traceback
 from importlib.metadata import EntryPoint
 from typing import Any
 
 from ctvr.methods import UntrustedClass, _look_in_method_folders, _MethodFolders, import_foreign, trusted
-
-GROUPS = (  # after `ctvr.`
-    "methods",
-    "backbones",
-    "streams",
-    "protocols",
-    "searchers",
-    "schedulers",
-    "search_spaces",
-    "metrics",
-    "optimizers",
-    "mirrors",
-)
+from ctvr.methods.plug_ins import every_plug_in
 
 
 def load_object(point: EntryPoint, is_installed: bool) -> Any:
@@ -43,15 +30,10 @@ def load_object(point: EntryPoint, is_installed: bool) -> Any:
         raise ValueError(f"{point.value}: {point.module} has no {point.attr}. Correct the name.") from error
 
 
-def installed_names() -> set[str]:
-    """Return the names of all entry points (plug-ins) through which other packages extend ctvr."""
-    return {point.name for kind in GROUPS for point in importlib.metadata.entry_points(group=f"ctvr.{kind}")}
-
-
 def place_in_user_code(error: BaseException) -> str:
     """Return the innermost line of user code in the traceback of an error, as `FILE, line N`; empty if none."""
-    points = (point.value for kind in GROUPS for point in importlib.metadata.entry_points(group=f"ctvr.{kind}"))
-    tops = {place.partition(":")[0].partition(".")[0] for place in (*trusted(), *points)} - {"ctvr", "torch"}
+    places = (*trusted(), *(point.value for point in every_plug_in()))
+    tops = {place.partition(":")[0].partition(".")[0] for place in places} - {"ctvr", "torch"}
     tops |= {name for finder in sys.meta_path if isinstance(finder, _MethodFolders) for name in finder.own}
     frames = [
         f"{frame.f_code.co_filename}, line {line}"

@@ -82,10 +82,11 @@ def _folder(state: str = "") -> Path:
 @functools.cache
 def _state() -> str:
     """Return the digest of our sources and of the libraries that results depend on."""
-    return digest_of([source_digest(), sys.version, {name: _version(name) for name in LIBRARIES}])[:16]
+    return digest_of([source_digest(), sys.version, {name: version_of(name) for name in LIBRARIES}])[:16]
 
 
-def _version(library: str) -> str:
+def version_of(library: str) -> str:
+    """Return the version of an installed package, or ""."""
     try:
         return version(library)
     except PackageNotFoundError:

@@ -240,7 +240,7 @@ def shared() -> Path:
 @pytest.fixture
 def compared(request: pytest.FixtureRequest) -> Iterator[Compared]:
     """Count the values compared with an authors' outputs; orchestrator/tables/verified.json must agree."""
-    from ctvr.orchestrator.tables.verified import checks_of
+    from ctvr.orchestrator.tables.verified import read
     from tests.methods.released import Compared
 
     counts = Compared()
@@ -248,7 +248,8 @@ def compared(request: pytest.FixtureRequest) -> Iterator[Compared]:
     if not counts.cases:  # skipped, or failed before the first comparison
         return
     path = request.path.relative_to(REPOSITORY).as_posix()
-    checks = checks_of(f"{path}::{request.node.originalname}")
+    test = f"{path}::{request.node.originalname}"
+    checks = {(entry.method, check.what): check for entry in read()[1] for check in entry.checks if check.test == test}
     assert {key: check.cases for key, check in checks.items()} == dict(counts.cases)
     assert {key: check.tolerance for key, check in checks.items()} == counts.worst
 

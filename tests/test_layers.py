@@ -43,7 +43,7 @@ GROUND = {
     "setting_groups",
     "processes",
 }
-LEAVES = {"ctvr.methods.settings"}  # imports nothing of ours: the declaration of a setting
+LEAVES = {"ctvr.methods.settings", "ctvr.methods.plug_ins"}  # import nothing of ours
 FACES = (ROOT / "ctvr/__init__.py",)  # imports the public names when they are used
 MAY: dict[str, set[str]] = {
     package: set(words.split())
@@ -61,8 +61,8 @@ MAY: dict[str, set[str]] = {
         "data streams synthetic video store methods",
         "sweeps": "catalog execution method_checks on_ray tables tracking learning.run learning.evaluation "
         "settings keys data streams store methods search_spaces",
-        # learning.evaluation: metrics of ranks; data: arrays of strangers
-        "bundles": "tables tracking learning.evaluation data streams",
+        # learning.evaluation: metrics of ranks; learning.record: commits; data: arrays of strangers
+        "bundles": "tables tracking learning.evaluation learning.record data streams store",
         "catalog": "learning.evaluation settings tables methods streams search_spaces",
         "execution": "tracking streams store",
         "on_ray": "tracking learning.run learning.training learning.record settings keys data streams video "
@@ -80,8 +80,7 @@ MAY: dict[str, set[str]] = {
         "retrieval": "learning.run learning.evaluation settings vectors data streams video store methods",
         # data: the queries that an evaluation ranks
         "method_checks": "learning.training learning.evaluation learning.record settings keys data methods",
-        # method_checks: the tiny CLIP on which the parts that a method uses are found
-        "learning.run": "method_checks learning.training learning.evaluation learning.record settings keys data "
+        "learning.run": "learning.training learning.evaluation learning.record settings keys data "
         "streams store methods",
         "learning.training": "learning.evaluation learning.record settings keys data streams store methods",
         "learning.evaluation": "learning.record settings keys data streams store methods",

@@ -25,7 +25,7 @@ from torch.optim.swa_utils import get_ema_avg_fn
 
 from ctvr import BlockSeams, TokenState, drop_prompts, insert_prompts, mean_pool
 from ctvr.methods import find_method
-from ctvr.orchestrator.method_checks.tiny_models import EMBED_DIM, LAYERS, WIDTH, make_batch, make_small_clip, make_task
+from ctvr.methods.tiny_models import EMBED_DIM, LAYERS, WIDTH, make_batch, make_small_clip, make_task
 from tests.test_published_methods import FOLDER
 
 SOURCES = {  # repository, commit, file

@@ -11,7 +11,6 @@ pixels, D width of a tower, d joint embedding.
 from __future__ import annotations
 
 import copy
-import importlib.metadata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import EntryPoint
@@ -28,11 +27,11 @@ from ctvr.methods.backbone.openclip_towers import EndMarked, text_of, to_open_cl
 from ctvr.methods.backbone.own_model import is_of_transformers
 from ctvr.methods.backbone.weight_settings import WeightSettings
 from ctvr.methods.backbone.weights import reason_of
+from ctvr.methods.plug_ins import installed, owners_of
 from ctvr.methods.settings import SettingError
 from ctvr.methods.user_code import place_in_user_code
 from ctvr.methods.user_paths import expand_path
 
-GROUP = "ctvr.backbones"
 MARK = 2**30  # id of the end of a caption, above all ids of a vocabulary
 SCALE = 1 / 0.07  # exp(logit_scale) of a module without one, as CLIP's before pre-training
 _IMAGE, _TEXT = ("image_blocks", "embed_image", "pool_image"), ("text_blocks", "embed_text", "pool_text")
@@ -69,22 +68,17 @@ def entry_point(name: str) -> EntryPoint | None:
     Raises:
         SettingError: if two packages, or a package and ctvr or open_clip, have a backbone of this name.
     """
-    found = [point for point in importlib.metadata.entry_points(group=GROUP) if point.name == name]
-    if not found:
+    found = installed("backbones").get(name)
+    if found is None:
         return None
-    owners = [point.dist.name if point.dist else point.module for point in found]
+    owners = owners_of("backbones", name)
     if name in (*SHIPPED, *UMT, VECTORS) or (open_clip_folder() / f"{name}.json").is_file():
         owners.append("ctvr" if name in (*SHIPPED, *UMT, VECTORS) else "open_clip")
     if len(owners) > 1:
         raise SettingError(
             f"<name>={name} is a backbone of {' and of '.join(owners)}", f"Rename it in {owners[0]}, or uninstall that."
         )
-    return found[0]
-
-
-def entry_point_names() -> list[str]:
-    """Return the names of all entry points `ctvr.backbones`."""
-    return sorted(point.name for point in importlib.metadata.entry_points(group=GROUP))
+    return found
 
 
 def load_entry_point(point: EntryPoint, weights: str, seed: int, sha256: str = "") -> Clip:

@@ -23,7 +23,7 @@ from ctvr.methods.backbone.checkpoint import ENDINGS, files_of, fitted, has_weig
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.conv_stem import ConvStem
 from ctvr.methods.backbone.descriptions import get_model_config
-from ctvr.methods.backbone.entry_points import entry_point, entry_point_names, load_entry_point
+from ctvr.methods.backbone.entry_points import entry_point, load_entry_point
 from ctvr.methods.backbone.hub import fetch, fetch_weights, offline
 from ctvr.methods.backbone.openclip_towers import EndMarked, WholeText, text_of, vision_of
 from ctvr.methods.backbone.own_architecture import is_own, read_architecture, tokenizer_digests, weights_of
@@ -31,6 +31,7 @@ from ctvr.methods.backbone.own_model import build_own, is_of_transformers
 from ctvr.methods.backbone.umt_load import load_umt
 from ctvr.methods.backbone.vectors import CaptionTable, Vectors
 from ctvr.methods.backbone.weight_settings import WeightSettings, weight_settings
+from ctvr.methods.plug_ins import installed
 from ctvr.methods.settings import SettingError
 from ctvr.methods.user_paths import expand_path
 
@@ -167,7 +168,7 @@ def tags_of(name: str) -> list[str]:
         read_architecture(name)
         return []
     if name not in (models := open_clip.list_models()):
-        own = (*SHIPPED, *UMT, *entry_point_names())
+        own = (*SHIPPED, *UMT, *sorted(installed("backbones")))
         close = f"./{name}" if os.path.isdir(name) else _closest(name, [*own, *models])
         hint = f"Did you mean {close}? " if close else ""
         raise SettingError(

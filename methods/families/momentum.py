@@ -30,7 +30,7 @@ from torch import Tensor
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Batch, Capabilities, Method, ParamGroup, SeparableEncoders, Task
 from ctvr.methods.layers.gather import gather, world_size
-from ctvr.methods.layers.replay.momentum import Encoders, Momentum, Negatives, TextPool, momentum_contrast
+from ctvr.methods.layers.replay.momentum import Encoders, Momentum, Negatives, TextPool, ema_update, momentum_contrast
 from ctvr.methods.layers.replay.queues import Pair
 from ctvr.methods.layers.transfer import to_device
 from ctvr.methods.settings import require, setting
@@ -123,8 +123,8 @@ class ReviewConfig(MomentumConfig):
 class MomentumRetriever(Method):
     """Base class of mean-pooled CLIP that is contrasted with the keys of momentum encoders.
 
-    A subclass defines its momentum encoders, and overrides `after_step`, which must end with `enqueue()`. A strategy
-    that wraps a subclass may pass different queries and keys to `contrast`.
+    A subclass defines its momentum encoders, and may override `after_step`, which must end with `enqueue()`. A strategy
+    that wraps it may pass other queries and keys to `contrast`.
     """
 
     config: MomentumConfig
@@ -235,6 +235,11 @@ class MomentumRetriever(Method):
     def _negatives(self, keys: Pair, key_videos: Tensor, videos: Tensor) -> Negatives:
         same = videos[:, None] == key_videos[None, :]  # (B, R)
         return Negatives(keys, same if self.config.mask_same_video else torch.zeros_like(same))
+
+    def after_step(self) -> None:
+        for momentum in self.momenta:  # eq. 8, eq. 14
+            ema_update(momentum.encoders, self.encoders, self.config.m)
+        self.enqueue()
 
     def enqueue(self) -> None:
         """Append the keys of the current step, which `contrast` has stored, to the queues."""

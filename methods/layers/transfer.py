@@ -1,4 +1,4 @@
-"""Asynchronous transfers from the host to the device, so that a GPU does not wait for the host."""
+"""Transfers from the host to the device, so that a GPU does not wait for the host; and captions cut to length."""
 
 from __future__ import annotations
 
@@ -31,3 +31,11 @@ def trim_padding(tokens: Tensor) -> Tensor:
     if tokens.device.type != "cpu" or not len(tokens):
         return tokens
     return tokens[:, : int(tokens.argmax(dim=-1).max()) + 1]  # the end-of-text token has the largest id
+
+
+def truncate(tokens: Tensor, words: int) -> Tensor:
+    """Cut captions (B, L) to (B, min(L, words)) tokens; a shortened caption ends with its end-of-text token."""
+    if tokens.shape[1] <= words:
+        return tokens
+    last = torch.where(tokens.argmax(dim=-1) >= words, tokens.amax(dim=-1), tokens[:, words - 1])
+    return torch.cat([tokens[:, : words - 1], last[:, None]], dim=1)

@@ -39,10 +39,10 @@ from torch import Tensor, nn
 
 from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState
 from ctvr.methods.base import Batch, Capabilities, Method, ParamGroup, Recipe, Task, l2_normalize
-from ctvr.methods.layers.captions import truncate
 from ctvr.methods.layers.deep_prompts import insert_prompts
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.pooling import mean_pool
+from ctvr.methods.layers.transfer import truncate
 from ctvr.methods.lpi.prompts import LowRankPrompts, alignment, k_means, nearest_task, relatedness
 from ctvr.methods.settings import SettingError, require, setting
 

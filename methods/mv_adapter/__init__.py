@@ -35,9 +35,9 @@ from torch import Tensor, nn
 from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState
 from ctvr.methods.base import Capabilities, Method, Override, ParamGroup, Recipe, l2_normalize
 from ctvr.methods.families.tempme_family import PAPER
-from ctvr.methods.layers.captions import truncate
 from ctvr.methods.layers.missing_frames import frames_there
 from ctvr.methods.layers.pooling import frame_mean, frame_sum
+from ctvr.methods.layers.transfer import truncate
 from ctvr.methods.mv_adapter.adapters import FACTOR, TextAdapter, Tying, VideoAdapter
 from ctvr.methods.settings import SettingError, require, setting
 

@@ -22,6 +22,7 @@ import numpy as np
 from ctvr.orchestrator.data.array_files import check_npy, reason_of
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.output_dir import write_in_runs
 from ctvr.orchestrator.text_files import MIB, read_bytes
 
 FORMAT = 1
@@ -182,3 +183,34 @@ def _are_counts(values: Any) -> bool:
 def _require(is_right: bool, what: str) -> None:
     if not is_right:
         raise ValueError(f"it lacks valid {what}")
+
+
+def write_parquet(bundle: Bundle, path: Path) -> int:
+    """Write a row for each rank; return their number.
+
+    Columns: run, row and seed (of the table), gallery (`all` or `own`), learned (number of tasks), query, task (of the
+    query, from 1), better, equal, rank (1 is best; a tie counts 1/2).
+
+    Raises:
+        ConfigError: if the file cannot be written.
+    """
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    rows = {run: (row["label"], seed) for row in bundle.about["table"] for run, seed in zip(row["runs"], row["seeds"])}
+    parts = []
+    for gallery, ranks in bundle.ranks.items():
+        for place, run in enumerate(bundle.about["runs"]):
+            tasks = bundle.tasks_of(place)
+            done, query = np.nonzero(tasks[None] <= np.arange(ranks.shape[2])[:, None])
+            better, equal = ranks[place][:, done, query].astype(np.int64)
+            label, seed = rows.get(run["id"], ("", ""))
+            of_run = {"run": run["id"], "row": label, "seed": seed, "gallery": gallery}
+            columns = {name: arrow.array([value] * len(done)).dictionary_encode() for name, value in of_run.items()}
+            columns |= {"learned": done + 1, "query": arrow.array(bundle.about["queries"]).take(arrow.array(query))}
+            columns |= {"task": tasks[query] + 1, "better": better, "equal": equal, "rank": 1 + better + equal / 2}
+            parts.append(arrow.table(columns))
+    out, whole = io.BytesIO(), arrow.concat_tables(parts)
+    parquet.write_table(whole, out)
+    write_in_runs(path, out.getvalue(), "Use another file.")
+    return int(whole.num_rows)

@@ -92,7 +92,7 @@ import torch
 import ctvr
 from ctvr import l2_normalize
 from NAME import CLASS, CLASSConfig
-from ctvr.orchestrator.method_checks.tiny_models import make_batch, make_small_clip
+from ctvr.methods.tiny_models import make_batch, make_small_clip
 
 
 def test_it_conforms():
@@ -164,7 +164,7 @@ import torch
 import ctvr
 from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from NAME import CLASS, CLASSConfig
-from ctvr.orchestrator.method_checks.tiny_models import make_batch, make_small_clip, make_task
+from ctvr.methods.tiny_models import make_batch, make_small_clip, make_task
 
 
 def test_it_conforms():

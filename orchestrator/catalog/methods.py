@@ -32,14 +32,3 @@ def _first_sentence(module: str) -> str:
         return "(source not available)"
     text = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
     return text.split("\n\n")[0].replace("\n", " ")
-
-
-def all_names() -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Return the names of methods, streams and presets, including tables. Imports all methods."""
-    from ctvr.orchestrator.settings.presets import presets_of
-    from ctvr.orchestrator.streams.load import BENCHMARKS, RENDERED
-    from ctvr.orchestrator.tables.presets import preset_names
-
-    ours = (*EVERY_METHOD, *CONFIGURATIONS)
-    presets = dict.fromkeys(preset for method in ours for preset in presets_of(method))
-    return (*ours, *plugins()), (*RENDERED, *BENCHMARKS), (*presets, *preset_names())

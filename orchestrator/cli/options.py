@@ -346,6 +346,5 @@ def preflight(arguments: argparse.Namespace, stream: str | None) -> None:
     for finding in blocking(found):
         kind = TrackingUnavailable if finding.is_unavailable else ConfigError
         raise kind(f"{finding.subject}: {finding.text}. {finding.remedy}")
-    warnings = [finding.subject for finding in found if finding.level == "warning"]
-    if warnings:
+    if warnings := [finding.subject for finding in found if finding.level == "warning"]:
         say(f"doctor: {count(len(warnings), 'warning')} ({', '.join(warnings)}); run `ctvr doctor` for details")

@@ -8,7 +8,6 @@ Shapes: B pairs, T frames, H = W image size, L text length.
 from __future__ import annotations
 
 import copy
-import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,8 +30,6 @@ from ctvr.orchestrator.data.shuffle import index_batches, seed_of
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask
 from ctvr.orchestrator.video.sampling import missing_frame
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

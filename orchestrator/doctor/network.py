@@ -66,15 +66,10 @@ def ray_folder() -> Iterator[Finding]:
         yield Finding("warning", "Ray", text, f"For `ray start` and other programs: export RAY_TMPDIR={folder}")
 
 
-def _uses_token() -> bool:
-    mode = os.environ.get("RAY_AUTH_MODE")
-    return mode == "token" or (mode is None and token_file().is_file())
-
-
 def _token() -> Iterator[Finding]:
-    file = token_file()
+    file, mode = token_file(), os.environ.get("RAY_AUTH_MODE")
     secret = "RAY_AUTH_MODE=token on every node, with one ~/.ray/auth_token (`bash cluster/setup.sh secrets`)"
-    if not _uses_token():
+    if mode != "token" and not (mode is None and file.is_file()):
         text = "the cluster requires no token, so anyone who can reach its ports can run commands as you"
         yield Finding("warning", "Ray", text, f"Set {secret}.")
     elif not os.environ.get("RAY_AUTH_TOKEN") and not file.is_file():

@@ -112,7 +112,8 @@ def _run_check(subject: str, examination: Callable[[], Iterator[Finding]]) -> li
         for finding in examination():
             found.append(finding)
     except ConfigError as error:
-        found.append(_to_finding(subject, error))
+        is_away = isinstance(error, TrackingUnavailable)
+        found.append(Finding("error", subject, error.described, error.advice, is_away))
     except Exception as error:  # a failed check must not prevent the others
         log.debug("doctor: %s", subject, exc_info=True)
         reason = next(iter(str(error).splitlines()), "")[:200] or type(error).__name__
@@ -122,11 +123,6 @@ def _run_check(subject: str, examination: Callable[[], Iterator[Finding]]) -> li
 
 def _code() -> Iterator[Finding]:
     yield Finding("ok", "code", f"sources {source_digest()}; nodes of a cluster must show the same")
-
-
-def _to_finding(subject: str, error: ConfigError) -> Finding:
-    """Convert an error to a finding."""
-    return Finding("error", subject, error.described, error.advice, isinstance(error, TrackingUnavailable))
 
 
 # ------------------------------------------------------------------------------------- folders, data

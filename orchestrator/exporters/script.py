@@ -126,17 +126,12 @@ def _join(entry: _Module, note: str) -> str:
         if each in used.values():
             (own if each.path.parent == entry.path.parent else others).append(each)
     names = _new_names([*own, *others], used)
-    imports = sorted(set().union(*libraries.values()), key=_import_key)
+    imports = sorted(set().union(*libraries.values()), key=lambda line: (line.startswith("from"), line))
     parts = [f'"""{entry.document}"""', f"# {note}", "from __future__ import annotations", "\n".join(imports)]
     for title, modules in (("Model and export", own), ("Readers of tables and videos, copied from ctvr", others)):
         texts = [_rename_in(each, one, names) for each in modules for one in each.texts if used.get(one) is each]
         parts.append("\n".join([f"# ---- {title}", *texts]))
     return "\n\n".join([*parts, '\nif __name__ == "__main__":\n    raise SystemExit(main())']) + "\n"
-
-
-def _import_key(line: str) -> tuple[bool, str]:
-    """Return a sort key that puts `import x` before `from x import y`."""
-    return line.startswith("from"), line
 
 
 def _order_modules(module: _Module) -> Iterator[_Module]:

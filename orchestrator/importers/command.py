@@ -21,12 +21,7 @@ from pathlib import Path
 from ctvr.orchestrator.config import parse_overrides, suggest
 from ctvr.orchestrator.data.hub_repository import fetch_repository, is_repository
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.importers.builder import (
-    Manifest,
-    correct_captions,
-    items_of,
-    write_manifest,
-)
+from ctvr.orchestrator.importers.builder import Manifest, correct_captions, items_of, write_manifest
 from ctvr.orchestrator.importers.csv_table import import_csv
 from ctvr.orchestrator.importers.ctvr import ctvr_name, import_actnet, import_msrvtt, read_split
 from ctvr.orchestrator.importers.cvlm import FIVE, import_cvlm

@@ -9,14 +9,7 @@ from typing import Any
 
 from ctvr.orchestrator.data.pickles import read_pickle
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.importers.builder import (
-    BACKBONE,
-    MAX_IDS,
-    Builder,
-    Captions,
-    Manifest,
-    empty_task,
-)
+from ctvr.orchestrator.importers.builder import BACKBONE, MAX_IDS, Builder, Captions, Manifest, empty_task
 from ctvr.orchestrator.importers.captions import msrvtt_id, read_msrvtt_captions, read_narrations
 from ctvr.orchestrator.importers.cells import captions_in, read_csv
 

@@ -30,8 +30,7 @@ from ctvr.orchestrator.importers.cells import (
     segment_of,
 )
 from ctvr.orchestrator.importers.folder_files import FolderFiles, describe_unread
-from ctvr.orchestrator.importers.shards import Shards, find_shards, split_of
-from ctvr.orchestrator.importers.video_ids import File, name_videos
+from ctvr.orchestrator.importers.shards import File, Shards, find_shards, name_videos, split_of
 from ctvr.orchestrator.streams.json_reader import Reader, read_json
 from ctvr.orchestrator.streams.manifest import FORMAT
 from ctvr.orchestrator.streams.stream import SPLITS

@@ -9,19 +9,18 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePath, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from ctvr.orchestrator.digests import digest_file
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import VideoFolder
 from ctvr.orchestrator.importers.cells import SPLIT_WORDS
 from ctvr.orchestrator.importers.shard_files import NAMES, RATIO, READERS, SPARE, read_shard
-from ctvr.orchestrator.importers.video_ids import File
 from ctvr.orchestrator.output_dir import write_in_runs
 from ctvr.orchestrator.streams.json_reader import read_json
-from ctvr.orchestrator.streams.videos import VIDEO_SUFFIXES
+from ctvr.orchestrator.streams.videos import VIDEO_SUFFIXES, video_stem
 
 _WORD = re.compile("|".join(rf"(?<![a-z]){word}(?![a-z])" for word in SPLIT_WORDS))
 _NUMBERS = re.compile(r"-\d+-of-\d+.*$|[-_]?\d+$")
@@ -198,3 +197,40 @@ def _revision(folder: Path, shard: Path) -> str:
     except OSError:
         return ""
     return first if _REVISION.fullmatch(first) else ""
+
+
+class File(NamedTuple):
+    """A video: `path` below the folder of the videos, and `name` as the data set gives it, perhaps with folders.
+
+    `path` and `name` are equal, unless the video was in a shard: it is then written to a file named by its digest.
+    """
+
+    path: str
+    name: str
+
+
+def name_videos(files: Iterable[File], taken: Iterable[str]) -> dict[File, str]:
+    """Map each file to the first unused ID of: stem, path without suffix, path, STEM-DIGEST, then longer forms.
+
+    Args:
+        taken: the IDs of the videos for which the data set gives one.
+    """
+    names = {file: PurePosixPath(file.name.replace("\\", "/")) for file in files}
+    tops: dict[str, set[str]] = defaultdict(set)
+    for name in names.values():
+        tops[name.stem].add(name.parts[0])
+    used, found = set(taken), dict[File, str]()
+    choices = {file: _choices(file, name, len(tops[name.stem]) == 1) for file, name in names.items()}
+    for ids in zip(*choices.values()):
+        left = {file: each for file, each in zip(choices, ids) if file not in found}
+        counts = Counter(left.values())
+        found |= {file: each for file, each in left.items() if counts[each] == 1 and each not in used}
+        used.update(found.values())
+    return found
+
+
+def _choices(file: File, name: PurePosixPath, has_one_top: bool) -> tuple[str, ...]:
+    """Return possible IDs, shortest first, without the top folder (a split) if all videos with this stem share it."""
+    below = PurePosixPath(*(name.parts[1:] if has_one_top and len(name.parts) > 1 else name.parts))
+    path = str(below).lstrip("/")
+    return name.stem, video_stem(path), path, f"{name.stem}-{PurePosixPath(file.path).stem[:8]}", file.path, str(file)

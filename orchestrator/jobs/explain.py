@@ -6,7 +6,6 @@ A key is a digest and cannot be inverted. MLflow records its inputs (tag `ctvr.r
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -22,8 +21,6 @@ from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.tables.setting_diff import provenance_of, run_preprocessing
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
-
-log = logging.getLogger(__name__)
 
 RESULT = "ctvr.result"
 PARTS = "settings, stream, frames, backbone weights, code, versions of torch and open_clip, device"

@@ -38,7 +38,6 @@ from ctvr.orchestrator.vectors.card import CARD
 from ctvr.orchestrator.vectors.feature_set import find_set, store_set
 
 COLUMNS = ("video", "caption", "category", "split", "task", "path", "start", "end")
-WHAT = ("table", "frames", "features", "files")
 
 
 def export_stream(
@@ -52,7 +51,7 @@ def export_stream(
         execution: runs folder and videos.
         out: the new folder.
         form: file format of frames and features, one of FORMS.
-        what: parts of WHAT. table: `table.csv`, a line for each caption, and `manifest.json`, always written. frames:
+        what: parts to export. table: `table.csv`, a line for each caption, and `manifest.json`, always written. frames:
             (T, H, W, 3) uint8 of each video. features: (T, d) of each video and (d,) of each caption from the untrained
             backbone, with a card; those of a stream of features as they were imported. files: the video files in
             `videos`, whose names are then used in `table.csv`.

@@ -11,7 +11,7 @@ from typing import Any
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, named_classes
 from ctvr.methods.backbone.own_architecture import is_own
-from ctvr.methods.user_code import installed_names
+from ctvr.methods.plug_ins import every_plug_in
 from ctvr.orchestrator import memo
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.console import say
@@ -22,8 +22,7 @@ from ctvr.orchestrator.interpreter import kernels
 from ctvr.orchestrator.jobs.run_text import next_text, result_text
 from ctvr.orchestrator.learning.record.commits import Commits
 from ctvr.orchestrator.output_dir import runs_option
-from ctvr.orchestrator.streams.protocol_names import PROTOCOLS
-from ctvr.orchestrator.streams.stream import Stream, iter_items
+from ctvr.orchestrator.streams.stream import PROTOCOLS, Stream, iter_items
 from ctvr.orchestrator.sweeps.trust import trust_text
 
 FINISHED = "all tasks were already finished; nothing was trained (--fresh trains again)"
@@ -81,9 +80,10 @@ def question_of(
     methods = {str(given[name]) for given in (settings, stream.settings) for name in METHODS if name in given}
     if named_classes(values) or not methods <= {*EVERY_METHOD, *CONFIGURATIONS} or stream.protocol not in PROTOCOLS:
         return None
-    if installed_names() & {word for value in values for word in re.split(r"[^\w.-]+", str(value))}:
+    named = {word for value in values for word in re.split(r"[^\w.-]+", str(value))} | {stream.name}
+    if any(point.name in named for point in every_plug_in()):
         return None
-    if stream.name in installed_names() or any(is_own(str(settings.get(name, ""))) for name in BACKBONES):
+    if any(is_own(str(settings.get(name, ""))) for name in BACKBONES):
         return None
     if any(given.get(name) for given in (settings, stream.settings) for name in OTHER_STREAMS):
         return None

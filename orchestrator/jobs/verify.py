@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ctvr.orchestrator.bundles.bundle import ALL, OWN, Bundle, read_bundle
+from ctvr.orchestrator.bundles.bundle import ALL, OWN, Bundle, read_bundle, write_parquet
 from ctvr.orchestrator.bundles.check import inconsistencies
-from ctvr.orchestrator.bundles.parquet import write_parquet
+from ctvr.orchestrator.bundles.from_commits import commits_of, describe_run
 from ctvr.orchestrator.bundles.signature import signer_of
 from ctvr.orchestrator.console import count
 from ctvr.orchestrator.errors import ConfigError, CtvrError, MissingObject
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.jobs.publish import commits_of, describe_run
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.tables.significance import read_ranks

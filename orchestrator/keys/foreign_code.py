@@ -29,7 +29,7 @@ from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 from pathlib import Path
 
 from ctvr.methods import find_in_method_folders, trusted
-from ctvr.methods.user_code import GROUPS
+from ctvr.methods.plug_ins import every_plug_in
 from ctvr.orchestrator.digests import digest_file, digest_of
 from ctvr.orchestrator.keys.imports import Named, names_in
 
@@ -161,8 +161,7 @@ class Closure:
 
 def digest_plugins() -> str:
     """Return one digest of all installed plug-ins and of the classes that the user trusts; "" if there are none."""
-    points = [point for kind in GROUPS for point in importlib.metadata.entry_points(group=f"{_OUR_NAME}.{kind}")]
-    modules = {*(point.module for point in points), *(place.partition(":")[0] for place in trusted())}
+    modules = {*(point.module for point in every_plug_in()), *(place.partition(":")[0] for place in trusted())}
     return digest_closure(*sorted(modules)) if modules else ""
 
 

@@ -33,6 +33,7 @@ from ctvr.methods.backbone.checkpoint import files_of
 from ctvr.methods.backbone.entry_points import entry_point
 from ctvr.methods.backbone.load import VERSION, describe_architecture, find_weight_settings, is_path
 from ctvr.methods.backbone.own_architecture import weights_of
+from ctvr.methods.plug_ins import installed
 from ctvr.methods.user_paths import expand_path, list_files
 from ctvr.orchestrator.digests import (
     ROOT,
@@ -45,10 +46,8 @@ from ctvr.orchestrator.digests import (
 )
 from ctvr.orchestrator.interpreter import kernels
 from ctvr.orchestrator.keys.foreign_code import Closure, digest_closure
-from ctvr.orchestrator.streams.load import plain_name
-from ctvr.orchestrator.streams.load import plugins as stream_plugins
-from ctvr.orchestrator.streams.protocol_names import PROTOCOLS, plugins
-from ctvr.orchestrator.streams.stream import Stream
+from ctvr.orchestrator.streams.load import plain_name, plugins
+from ctvr.orchestrator.streams.stream import PROTOCOLS, Stream
 
 if TYPE_CHECKING:
     from ctvr.orchestrator.data.frames import FrameSource
@@ -161,13 +160,13 @@ def environment(device: str) -> dict[str, str]:
 
 def protocol_digest(name: str) -> dict[str, str]:
     """Return the digest of a plug-in protocol's code, by name; {} for a built-in protocol."""
-    point = None if name in PROTOCOLS else plugins().get(name)  # `plugins` reads the metadata of all packages
+    point = None if name in PROTOCOLS else installed("protocols").get(name)  # which reads the metadata of all packages
     return {OF_PROTOCOL + name: digest_closure(point.module)} if point is not None else {}
 
 
 def stream_digest(name: str) -> dict[str, str]:
     """Return the digest of a plug-in stream's code, by name; {} for any other stream."""
-    point = stream_plugins().get(plain_name(name))
+    point = plugins().get(plain_name(name))
     return {f"code of stream {point.name}": digest_closure(point.module)} if point is not None else {}
 
 

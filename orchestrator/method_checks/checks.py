@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Batch, Method, Position
+from ctvr.methods.tiny_models import make_batch, make_small_clip, make_task
 from ctvr.orchestrator.errors import ContractViolation
 from ctvr.orchestrator.learning.record.method_state import PretrainedSnapshot, load_state, prepare_task, trained_state
 from ctvr.orchestrator.learning.training.distributed import Workers
@@ -30,7 +31,6 @@ from ctvr.orchestrator.method_checks.subject import (
     learn,
     store_gallery,
 )
-from ctvr.orchestrator.method_checks.tiny_models import make_batch, make_small_clip, make_task
 
 
 def check_losses(subject: Subject) -> None:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ctvr.methods.base import Method
+from ctvr.methods.tiny_models import CONTEXT, END, make_batch, make_task
 from ctvr.orchestrator.data.batches import Queries
 from ctvr.orchestrator.errors import ContractViolation
 from ctvr.orchestrator.learning.evaluation.evaluate import compute_ranks
 from ctvr.orchestrator.method_checks.subject import FRAMES, TASKS, Subject, batches_of
-from ctvr.orchestrator.method_checks.tiny_models import CONTEXT, END, make_batch, make_task
 from ctvr.orchestrator.settings.evaluation_config import EvaluationConfig
 
 VIDEOS, CAPTIONS = 8, 12  # per task; four videos have two captions

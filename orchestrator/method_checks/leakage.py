@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ctvr.methods.base import Batch, Method
+from ctvr.methods.tiny_models import RegeneratedPairs, make_batch
 from ctvr.orchestrator.errors import ContractViolation
 from ctvr.orchestrator.learning.record.method_state import clone_trained_state
 from ctvr.orchestrator.method_checks.subject import FRAMES, TASKS, Subject, equal, features, learn, store_gallery
-from ctvr.orchestrator.method_checks.tiny_models import RegeneratedPairs, make_batch
 
 
 class SeenPairs(RegeneratedPairs):

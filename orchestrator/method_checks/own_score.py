@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ctvr.methods.base import Method, l2_normalize
 from ctvr.methods.layers.pooling import mean_pool
+from ctvr.methods.tiny_models import make_batch, make_small_clip, make_task
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.method_checks.subject import Subject
-from ctvr.orchestrator.method_checks.tiny_models import make_batch, make_small_clip, make_task
 from ctvr.orchestrator.settings.experiment import Experiment
 
 PAIRS = 16

@@ -19,10 +19,10 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import torch
 
 from ctvr.methods.base import Method
+from ctvr.methods.tiny_models import LAYERS, WIDTH
 from ctvr.orchestrator.config import select_prefix
 from ctvr.orchestrator.errors import ContractViolation
 from ctvr.orchestrator.method_checks.subject import Subject, features, learn, store_gallery
-from ctvr.orchestrator.method_checks.tiny_models import LAYERS, WIDTH
 from ctvr.orchestrator.setting_groups import variants_of
 from ctvr.orchestrator.settings.presets import presets_of
 

@@ -16,20 +16,13 @@ from torch import Tensor
 from ctvr.methods import find_method
 from ctvr.methods.base import Batch, Method, PairSource, Position
 from ctvr.methods.capabilities import overrides
+from ctvr.methods.tiny_models import EMBED_DIM, LAYERS, RegeneratedPairs, make_batch, make_small_clip, make_task
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.record.method_state import finish_task, prepare_task
 from ctvr.orchestrator.learning.training.distributed import Workers, all_parameters_used, require_gradients
 from ctvr.orchestrator.learning.training.gradients import StepGradients
 from ctvr.orchestrator.learning.training.optimizer import freeze_except, make_optimizer
 from ctvr.orchestrator.learning.training.step import take_step, total_of
-from ctvr.orchestrator.method_checks.tiny_models import (
-    EMBED_DIM,
-    LAYERS,
-    RegeneratedPairs,
-    make_batch,
-    make_small_clip,
-    make_task,
-)
 from ctvr.orchestrator.settings.experiment import Experiment
 from ctvr.orchestrator.settings.optim_config import OptimConfig
 from ctvr.orchestrator.settings.presets import get_method

@@ -27,12 +27,7 @@ from ctvr.orchestrator import processes
 from ctvr.orchestrator.addresses import require_own
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.interpreter import KERNELS, SAFE_PATH, method_folders, source_folders
-from ctvr.orchestrator.on_ray.capacity import (
-    ask_for_nodes,
-    count_fitting_trials,
-    no_gpu_text,
-    request_resources_for,
-)
+from ctvr.orchestrator.on_ray.capacity import ask_for_nodes, count_fitting_trials, no_gpu_text, request_resources_for
 from ctvr.orchestrator.on_ray.internals import bind_to_loopback, job_config
 from ctvr.orchestrator.on_ray.memory import free_memory, record_free_memory
 from ctvr.orchestrator.on_ray.nodes import await_nodes, await_sources

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -13,7 +13,6 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from ray.tune.search.optuna import OptunaSearch
 
-from ctvr.orchestrator.on_ray.grouped_sampler import GroupedSampler
 from ctvr.orchestrator.on_ray.plan import SearchConfig
 from ctvr.orchestrator.on_ray.search_budget import MODELLED, count_startup_trials
 from ctvr.orchestrator.on_ray.search_space import SearchSpace, is_grouped, within
@@ -111,3 +110,60 @@ def _draw(trial: optuna.Trial, name: str, domain: Any) -> None:
         trial.suggest_int(name, domain.low, domain.high, step=domain.step, log=domain.log)
     else:
         trial.suggest_float(name, domain.low, domain.high, step=domain.step, log=domain.log)
+
+
+def leader_of(number: int, size: int, first: int) -> int:
+    """Return the number of the leader of a trial's group; trial and leader share their first task.
+
+    Args:
+        number: number of the trial from 0, in the order of suggestions.
+        size: trials per group.
+        first: number of points to evaluate first; each leads a group, whose other trials come after all these points.
+    """
+    if number < first:
+        return number
+    if number < first * size:
+        return (number - first) // (size - 1)
+    return number - (number - first * size) % size
+
+
+class GroupedSampler(optuna.samplers.BaseSampler):
+    """Sampler that samples as another one does, except for the settings that a group shares.
+
+    Task-prefix reuse (keys/prefix_reuse.py) adopts tasks of a run that has read equal values so far, which never
+    happens if all settings are drawn again for each trial. Here one trial of a group, its leader, is sampled freely.
+    The others copy the leader's values of the settings that task 1 reads. The points to evaluate first lead the first
+    groups.
+
+    Args:
+        inner: sampler of independent settings.
+        later: settings that no task before the second reads.
+        size: trials per group.
+        first: see `leader_of`.
+    """
+
+    def __init__(self, inner: optuna.samplers.BaseSampler, later: Iterable[str], size: int, first: int) -> None:
+        self.inner, self.later, self.size, self.first = inner, frozenset(later), size, first
+
+    def reseed_rng(self) -> None:
+        self.inner.reseed_rng()
+
+    def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
+        return {}  # every setting is sampled independently
+
+    def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:
+        return {}
+
+    def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:
+        leader = leader_of(trial.number, self.size, self.first)
+        if leader != trial.number and param_name not in self.later:
+            shared = study.get_trials(deepcopy=False)[leader].params
+            if param_name in shared:  # otherwise a condition on a later setting excludes it for the leader
+                return shared[param_name]
+        return self.inner.sample_independent(study, trial, param_name, param_distribution)
+
+    def before_trial(self, study: Any, trial: Any) -> None:
+        self.inner.before_trial(study, trial)
+
+    def after_trial(self, study: Any, trial: Any, state: Any, values: Any) -> None:
+        self.inner.after_trial(study, trial, state, values)

@@ -7,11 +7,13 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import EntryPoint, entry_points
+from functools import partial
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
+from ctvr.methods.plug_ins import installed
 from ctvr.methods.settings import SettingError, setting
 from ctvr.orchestrator.config import Settings, build, suggest
 from ctvr.orchestrator.digests import digest_of
@@ -97,7 +99,7 @@ class SearchConfig:
             is_grouped = self.trials >= GROUPED_FROM and not self.depends_on_timing
             object.__setattr__(self, "searcher", "grouped_tpe" if is_grouped else "tpe")
         for name, ours, others in (
-            ("searcher", SEARCHERS, plugin_searchers),
+            ("searcher", SEARCHERS, partial(installed, "searchers")),
             ("scheduler", SCHEDULERS, timing_schedulers),
         ):
             known = ours if getattr(self, name) in ours else (*ours, *others())
@@ -175,16 +177,12 @@ def names_of(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(","))
 
 
-def plugin_searchers() -> dict[str, EntryPoint]:
-    """Return the searchers of other packages: entry points `ctvr.searchers`, except names of built-in searchers."""
-    return {point.name: point for point in entry_points(group="ctvr.searchers") if point.name not in SEARCHERS}
-
-
 def timing_schedulers() -> dict[str, EntryPoint]:
-    """Return the schedulers that depend on timing: classes of Ray Tune, and entry points `ctvr.schedulers`."""
-    group = "ctvr.schedulers"
-    tune = [EntryPoint(name, f"ray.tune.schedulers:{cls}", group) for name, cls in TUNE_SCHEDULERS.items()]
-    return {point.name: point for point in (*entry_points(group=group), *tune) if point.name not in SCHEDULERS}
+    """Return the schedulers that depend on timing: classes of Ray Tune, and plug-ins."""
+    of_tune = {
+        name: EntryPoint(name, f"ray.tune.schedulers:{cls}", "ctvr.schedulers") for name, cls in TUNE_SCHEDULERS.items()
+    }
+    return installed("schedulers", SCHEDULERS) | of_tune
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from typing import Any
 from ray import tune
 from ray.tune.search.sample import Categorical, Float, Integer, LogUniform
 
+from ctvr.methods.plug_ins import installed
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.on_ray.plan import SearchConfig, plugin_searchers
+from ctvr.orchestrator.on_ray.plan import SEARCHERS, SearchConfig
 from ctvr.orchestrator.on_ray.search_space import SearchSpace, parse_values, within
 from ctvr.orchestrator.on_ray.successive_halving import SearcherProtocol
 from ctvr.orchestrator.tracking.run_record import as_text
@@ -74,7 +75,7 @@ def make_searcher(search: SearchConfig, space: SearchSpace, num_tasks: int) -> S
     """
     if search.searcher == "grid":
         return GridSearcher(space)
-    if (point := plugin_searchers().get(search.searcher)) is not None:
+    if (point := installed("searchers", SEARCHERS).get(search.searcher)) is not None:
         return PluginSearcher(point, search, space, num_tasks)
     from ctvr.orchestrator.on_ray.optuna_searcher import OptunaSearcher  # the import takes a quarter of a second
 

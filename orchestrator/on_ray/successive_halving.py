@@ -18,8 +18,8 @@ b - `brackets_at_once`, once they have ended.
 A rung at which no trial would be stopped is skipped if its trials are all compared with each other. On a stream of one
 task, trials are compared after epochs instead of tasks (`epochs`).
 
-In a grouped search (grouped_sampler.py) the trials of a group share their first task: one trial trains it before the
-other trials start, which then adopt it.
+In a grouped search (GroupedSampler) the trials of a group share their first task: one of them trains it before the
+others start, which then adopt it.
 
 Points that train the same model are one trial. A suggestion is skipped and replaced if its settings equal the settings
 of an earlier trial, or if it differs from a complete trial only in settings that this trial did not read (recorded by

@@ -28,12 +28,7 @@ from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.digests import source_digest
 from ctvr.orchestrator.errors import TrialFailed
 from ctvr.orchestrator.keys.foreign_code import digest_plugins
-from ctvr.orchestrator.on_ray.callbacks import (
-    BracketMonitor,
-    Plans,
-    TrialMonitor,
-    failures_of_process,
-)
+from ctvr.orchestrator.on_ray.callbacks import BracketMonitor, Plans, TrialMonitor, failures_of_process
 from ctvr.orchestrator.on_ray.capacity import capacity, process_resources
 from ctvr.orchestrator.on_ray.concurrency import ConcurrencyController
 from ctvr.orchestrator.on_ray.halving_searcher import HalvingSearcher

@@ -16,7 +16,8 @@ def contact_sheet(found: Sequence[tuple[str, Sequence[Hit]]], model: str) -> str
     note = strips_note(any(hit.path for _, hits in found for hit in hits))
     parts = [f'<p class="soft">Model: {escape(model)}.</p>{note}']
     for text, hits in found:
-        cards = "\n".join(card(hit, image((hit.path, hit.segment), pictures, _said(hit))) for hit in hits)
+        said = [hit.captions[0] if hit.captions else hit.video for hit in hits]
+        cards = "\n".join(card(hit, image((hit.path, hit.segment), pictures, text)) for hit, text in zip(hits, said))
         parts.append(f'<h2>{escape(text)}</h2>\n<div class="grid">\n{cards}\n</div>')
     return page("Search", "\n".join(parts))
 
@@ -30,7 +31,3 @@ def card(hit: Hit, picture: str) -> str:
         f"<p><b>{hit.rank}</b> · {hit.score:.3f} · {escape(hit.video)}{escape(task)}</p>"
         f"<p><small>{escape(said)}</small></p></figure>"
     )
-
-
-def _said(hit: Hit) -> str:
-    return hit.captions[0] if hit.captions else hit.video

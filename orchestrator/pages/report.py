@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from ctvr.orchestrator.pages.charts import curves_html
+from ctvr.orchestrator.pages.charts import cost_html, curves_html, ranks_html
 from ctvr.orchestrator.pages.forgetting import ModelHistory, forgetting_explorer
 from ctvr.orchestrator.pages.html import page
 from ctvr.orchestrator.pages.matrix_html import matrices_html
-from ctvr.orchestrator.pages.more_charts import cost_html, ranks_html
 from ctvr.orchestrator.pages.search_space import SearchedSpace
 from ctvr.orchestrator.pages.searched import searched_html
 from ctvr.orchestrator.tables.curves import reference_curves

@@ -131,7 +131,8 @@ class QueryEncoder:
             raise self._refusal(text, reason) from error
         compared = list(rows)[:: max(1, len(rows) // COMPARED)][:COMPARED]
         stored = torch.stack([_mean_vector(table, rows[caption]) for caption in compared])
-        is_unit = card.is_unit or ("normalisation" not in card.values and _are_unit(stored))
+        are_unit = bool(((stored.norm(dim=1) - 1).abs() < UNIT).all())
+        is_unit = card.is_unit or ("normalisation" not in card.values and are_unit)
         encoder = _TextEncoder(clip, card.values.get("prompt", "{}"), is_unit)
         made = encoder.encode(compared)
         if made.shape != stored.shape:
@@ -185,10 +186,6 @@ def _backbone_of(card: Card) -> BackboneConfig:
     if not tag or is_path(tag) or tag == "random":  # a card must not name a file to open
         raise ConfigError("its revision is not a tag of open_clip, such as openai", card.path)
     return BackboneConfig(name=name, weights=tag)
-
-
-def _are_unit(rows: Tensor) -> bool:
-    return bool(((rows.norm(dim=1) - 1).abs() < UNIT).all())
 
 
 def _mean_vector(table: CaptionTable, row: int) -> Tensor:

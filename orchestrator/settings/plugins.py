@@ -10,10 +10,11 @@ import logging
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any
 
 from ctvr.methods import UntrustedClass
+from ctvr.methods.plug_ins import installed, owners_of
 from ctvr.methods.user_code import load_object, place_in_user_code
 from ctvr.orchestrator.config import closest
 from ctvr.orchestrator.digests import digest_of
@@ -42,7 +43,7 @@ class Plugins:
     def check(self, name: str) -> None:
         """Refuse a name that cannot be used, and warn of an entry point that has a built-in name."""
         self.load(name)
-        if name in self.built_in and (point := self._installed().get(name)) is not None:
+        if name in self.built_in and (point := installed(self.group).get(name)) is not None:
             log.warning(
                 "%s: %s is built in, so %s of another package is not used. Rename its entry point.",
                 *(self.setting, name, point.value),
@@ -97,18 +98,13 @@ class Plugins:
             for name, point in points.items()
         }
 
-    def _installed(self) -> dict[str, EntryPoint]:
-        """Return the entry points by name; if several packages share a name, `_find` refuses it."""
-        return {point.name: point for point in entry_points(group=f"ctvr.{self.group}")}
-
     def _find(self, name: str) -> tuple[EntryPoint, bool]:
         """Return the entry point of a name, and whether a package has installed it."""
-        others = self._installed()
+        others = installed(self.group)
         if name in others:
-            same = entry_points(group=f"ctvr.{self.group}", name=name)
-            if len({point.value for point in same}) > 1:
-                owners = " and ".join(sorted(point.dist.name if point.dist else point.module for point in same))
-                raise ConfigError(f"{name} is a {self.kind} of {owners}", self.setting, remedy="Uninstall one of them.")
+            if len(owners := owners_of(self.group, name)) > 1:
+                fault = f"{name} is a {self.kind} of {' and '.join(owners)}"
+                raise ConfigError(fault, self.setting, remedy="Uninstall one of them.")
             return others[name], True
         if re.fullmatch(r"\w[\w.]*:[^\W\d][\w.]*", name):
             return EntryPoint(name, name, f"ctvr.{self.group}"), False

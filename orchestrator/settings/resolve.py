@@ -14,14 +14,7 @@ from ctvr.methods.backbone.architectures import VECTORS
 from ctvr.methods.backbone.load import brings_weights
 from ctvr.methods.base import Capabilities, Method
 from ctvr.methods.settings import SettingError
-from ctvr.orchestrator.config import (
-    Settings,
-    build,
-    flatten,
-    select_prefix,
-    setting_error,
-    unknown_setting,
-)
+from ctvr.orchestrator.config import Settings, build, flatten, select_prefix, setting_error, unknown_setting
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.errors import ConfigError, UntrustedCode
 from ctvr.orchestrator.setting_groups import known_settings, setting_names, settings_called

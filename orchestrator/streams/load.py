@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
+from ctvr.methods.plug_ins import installed
 from ctvr.orchestrator.config import closest
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.interpreter import gc_disabled
@@ -135,8 +136,8 @@ def _is_worlds(name: str) -> bool:
 
 
 def plugins() -> dict[str, EntryPoint]:
-    """Return the entry points `ctvr.streams` of installed packages; each is a manifest's path, or a callable."""
-    return {point.name: point for point in entry_points(group="ctvr.streams") if point.name not in RENDERED}
+    """Return the streams of other packages; each is a manifest's path, or a callable."""
+    return installed("streams", RENDERED)
 
 
 def _manifest_of_others(point: EntryPoint) -> Path:

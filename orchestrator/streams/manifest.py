@@ -26,11 +26,11 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from ctvr.methods.plug_ins import installed
 from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.output_dir import check_name
 from ctvr.orchestrator.streams.json_reader import Reader, kind_of
-from ctvr.orchestrator.streams.protocol_names import PROTOCOLS, plugins
-from ctvr.orchestrator.streams.stream import SPLITS, Item, Segment, Stream, StreamTask
+from ctvr.orchestrator.streams.stream import PROTOCOLS, SPLITS, Item, Segment, Stream, StreamTask
 from ctvr.orchestrator.streams.videos import VideoPlaces
 
 FORMAT = 1
@@ -62,9 +62,9 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
     )
     if top["format"] != FORMAT:
         reader.fail("format", f"must be {FORMAT}, the only format that this version reads", "Import the stream again.")
-    if top["protocol"] not in PROTOCOLS and (others := plugins()).keys().isdisjoint({str(top["protocol"])}):
-        installed = f", or one of another package: {', '.join(sorted(others))}" if others else ""
-        remedy = f"Use 'ctvr', 'cvlm', 'ucl' or 'qa'{installed}."
+    if top["protocol"] not in PROTOCOLS and str(top["protocol"]) not in (others := installed("protocols", PROTOCOLS)):
+        named = f", or one of another package: {', '.join(sorted(others))}" if others else ""
+        remedy = f"Use 'ctvr', 'cvlm', 'ucl' or 'qa'{named}."
         reader.fail("protocol", f"is {str(top['protocol'])[:40]!r}", remedy)
     paper = None if top.get("paper") is None else reader.text(top["paper"], "paper")
     if videos is None or "features" in top:

@@ -15,13 +15,13 @@ from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.interpreter import gc_disabled
 from ctvr.orchestrator.streams.drift import LEAST, chunk_ends
-from ctvr.orchestrator.streams.protocol_names import PROTOCOLS
 from ctvr.orchestrator.streams.survivors import survivors_note
 
 Domain = Literal["videos", "images", "questions"]
 Segment = tuple[float, float]
 
 SPLITS = ("train", "val", "test")
+PROTOCOLS = ("ctvr", "cvlm", "ucl", "qa")  # their classes are in learning/evaluation/protocols.py
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Stream:
 
     name: str
     tasks: tuple[StreamTask, ...]
-    protocol: str  # a name in protocol_names.py
+    protocol: str  # one of PROTOCOLS, or a plug-in
     has_val: bool  # whether every task has a validation split; otherwise selection uses test videos
     settings: dict[str, Any] = field(default_factory=dict)  # recommended dotted settings
     paper: str | None = None  # the published table that this stream is compared with

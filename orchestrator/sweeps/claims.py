@@ -30,10 +30,9 @@ from ctvr.orchestrator.tables.claims import (
     read_causes,
 )
 from ctvr.orchestrator.tables.claims_text import to_text
-from ctvr.orchestrator.tables.multiplicity import q_values
 from ctvr.orchestrator.tables.paper_comparison import ROW
 from ctvr.orchestrator.tables.presets import TablePreset
-from ctvr.orchestrator.tables.significance import Ranks, read_ranks
+from ctvr.orchestrator.tables.significance import Ranks, q_values, read_ranks
 from ctvr.orchestrator.tables.write import write_claims
 from ctvr.orchestrator.text_files import read_text
 from ctvr.orchestrator.tracking.run_record import RunRecord

@@ -76,10 +76,6 @@ def most_at_once(search: SearchConfig, trials: int, rows: int = 1) -> int:
     return rows * min(trials, trials if search.lag else max(1, search.brackets_at_once) * search.bracket_size)
 
 
-def describe_decoding(decoded: int) -> str:
-    return f"{decoded} decoded, the others were in the store" if decoded else "none decoded: all are in the store"
-
-
 def describe_searcher(search: SearchConfig, trials: int) -> str:
     """Describe how trials are proposed; "at random" if TPE proposes all trials before it has enough results."""
     if search.searcher not in MODELLED:
@@ -186,7 +182,7 @@ def describe_plan(plan: SweepPlan, room: Capacity, decoded: int, execution: Exec
         *batch_lines(execution, [run.data.batch_size for run in runs]),
         *sharing_lines(execution, [(run.data.batch_size, run.run.precision) for run in runs]),
         *(f"  memory     {text}" for text in measured),
-        f"  videos     {describe_decoding(decoded)}",
+        f"  videos     {f'{decoded} decoded, the others' if decoded else 'none decoded: all'} are in the store",
         f"  tracking   {tracker.uri.split('@')[-1]}",
         "  time       known when the first trial is complete",
     ]

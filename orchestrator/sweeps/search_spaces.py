@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.metadata
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
 from ctvr.methods.base import Override, Recipe
+from ctvr.methods.plug_ins import installed
 from ctvr.methods.settings import EXACT, Setting, groups_of, settings_of, variants_with_settings
 from ctvr.orchestrator.config import Settings, flatten
 from ctvr.orchestrator.errors import ConfigError
@@ -116,9 +116,9 @@ def cost_text(tasks: int | None = None) -> str:
     Args:
         tasks: if given, return instead a table of the bytes that methods keep after this number of tasks.
     """
-    from ctvr.orchestrator.catalog import cost_table, growth
+    from ctvr.orchestrator.catalog import cost_table
 
-    return cost_table.cost_table() if tasks is None else growth.growth_table(tasks)
+    return cost_table.cost_table() if tasks is None else cost_table.growth_table(tasks)
 
 
 def search_space(method: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -201,12 +201,12 @@ def _plugin_search_space(method: str) -> dict[str, Any]:
         ConfigError: if the module cannot be imported, or lacks SPACE.
     """
     own = inspect.getmodule(get_method(method))
-    points = {point.name: point.value for point in importlib.metadata.entry_points(group="ctvr.search_spaces")}
-    name = points.get(method, f"{own.__name__}_space" if own else "")
+    point = installed("search_spaces").get(method)
+    name = point.value if point else f"{own.__name__}_space" if own else ""
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != name or method in points:
+        if error.name != name or point:
             raise ConfigError(
                 f"the search space {name} of {method} cannot be imported ({error})", "method", remedy="Correct it."
             ) from error

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any, get_args
 
 from ctvr.orchestrator.tables.claims import FAILED, Result, Verdict, read
+from ctvr.orchestrator.tables.formats import markdown_line
 from ctvr.orchestrator.tables.table import LEVEL, MISSING
 
 ORDER: tuple[Verdict, ...] = get_args(Verdict)
@@ -63,12 +64,12 @@ def to_text(results: Sequence[Result], stream: str) -> str:
 def to_markdown(results: Sequence[Result], stream: str) -> str:
     """Return the verdicts as a Markdown table in the order of the claims, then counts, rules and found causes."""
     papers = read()[0]
-    lines = [f"### Claims on {stream}", "", _line(TITLES), _line([":--"] * len(TITLES))]
+    lines = [f"### Claims on {stream}", "", markdown_line(TITLES), markdown_line([":--"] * len(TITLES))]
     for result in results:
         claim = result.claim
         paper = papers[claim.paper].partition(" (")[0]
         lines.append(
-            _line(
+            markdown_line(
                 [
                     f"`{claim.claim}`",
                     f"{paper}, {claim.place}",
@@ -133,7 +134,3 @@ def _known(data: Any) -> Any:
     if isinstance(data, (list, tuple)):
         return [_known(each) for each in data]
     return None if isinstance(data, float) and not math.isfinite(data) else data
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

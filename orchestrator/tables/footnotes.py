@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,6 @@ from ctvr.methods.recipes import EMBEDDED, trials_by_hand
 from ctvr.orchestrator.config import build, select_prefix
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.setting_groups import known_settings
-from ctvr.orchestrator.tables.float16_rates import float16_note
 from ctvr.orchestrator.tables.unpublished_settings import departures, footnote
 from ctvr.orchestrator.tracking.run_record import is_count
 
@@ -38,6 +38,13 @@ TEXTS = {
     "equal": "settings of the first of {n} trials, which all have equal results{rule}, so the search has no winner",
     "front": "settings on the Pareto front of {n} trials{rule}",
 }
+# method -> its setting -> the published rate
+FLOAT16: Mapping[str, Mapping[str, float]] = {
+    "clip4clip": {"lr": 1e-7},
+    "camoe": {"lr": 1e-7},
+    "mv_adapter": {"lr": 5e-6, "lr_bias": 1e-7},
+}
+TEXT = "{settings}: published for float16 weights; at this rate, float32 weights change far less (docs/protocol.md)"
 
 
 def marks_of(run: RunRecord) -> list[str]:
@@ -156,3 +163,16 @@ def by_hand(run: RunRecord) -> str:
 
 def method_of(run: RunRecord) -> str:
     return run.tags.get("ctvr.method") or str(run.settings.get("method", run.name))  # the tag names configurations
+
+
+def float16_note(settings: Mapping[str, Any]) -> str:
+    """Return the footnote of a run with these flat settings, or "" if no setting has a learning rate in `FLOAT16`."""
+    found = []
+    for group, method in (("method", settings.get("method")), ("base", settings.get("method.base"))):
+        for name, rate in FLOAT16.get(str(method), {}).items():
+            try:
+                if float(settings.get(f"{group}.{name}", 0)) == rate:
+                    found.append(f"{group}.{name}={rate:g}")
+            except (TypeError, ValueError):  # a record of an older version
+                continue
+    return TEXT.format(settings=", ".join(found)) if found else ""

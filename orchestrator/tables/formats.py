@@ -9,11 +9,50 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from ctvr.orchestrator.tables.method_names import printed_name
+from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
 from ctvr.orchestrator.tables.table import MISSING, Column, Difference, Row, Table, Value, cell, decimals, number
 
 LONGEST = 240  # maximum characters of a note below a table; longer notes are comments in the LaTeX file
 NARROW = 8  # maximum columns of a table that fits one column of a two-column page
+PRINTED = {  # methods whose printed name differs from the name of their class
+    "zero_shot": "Zero-Shot CLIP",
+    "head_linear": "Linear head",
+    "head_low_rank": "Low-rank head",
+    "head_mlp": "MLP head",
+    "head_ridge": "Ridge head",
+    "clip4clip": "CLIP4Clip",
+    "upper_bound": "Joint training",
+    "lora": "LoRA",
+    "mv_adapter": "MV-Adapter",
+    "xpool": "X-Pool",
+    "clip_vip": "CLIP-ViP",
+    "moe_adapter": "MoE-Adapter",
+    "cclip": "C-CLIP",
+    "vr_lwf": "VR-LwF",
+    "er_ring": "ER-Ring",
+    "drift_adapter": "Drift-Adapter",
+    "lambda_orthogonality": "Lambda-Orthogonality",
+    "base_moco": "Base-MoCo",
+    "bmu_moco": "BMU-MoCo",
+    "bmu_fixed": "BMU-MoCo, fixed",
+    "bmu_ensemble": "BMU-MoCo, ensemble",
+    "lwf_moco": "LwF-MoCo",
+    "co2l_moco": "Co2L-MoCo",
+    "lump_moco": "LUMP-MoCo",
+    "tome": "ToMe",
+    "evit": "EViT",
+    "sta": "STA",
+    "diffrate": "DiffRate",
+    "testa": "TESTA",
+    "dgl_transformer": "DGL, transformer",
+    "umt4clip": "UMT4CLIP",
+    "vop_fc": "VoP, F+C",
+    "bmu_moco_local": "BMU-MoCo, local",
+    "er_ring_moco": "ER-Ring-MoCo",
+    "der_moco": "DER-MoCo",
+    "tvr_plus_cl": "TVR + CL",
+}
+_NAME = re.compile(r"\w+")
 
 
 def to_markdown(tables: Table | Sequence[Table]) -> str:
@@ -52,10 +91,15 @@ def _markdown(table: Table) -> str:
     feet = Footnotes()
     arrows = {"up": " ↑", "down": " ↓", "": ""}
     titles = ["Method", *(f"{c.title}{arrows[c.better]}" for c in table.columns), *last_titles(table)]
-    lines = [f"### {_markdown_text(table.heading)}", "", _line(titles), _line([":--", *["--:"] * (len(titles) - 1)])]
+    lines = [
+        f"### {_markdown_text(table.heading)}",
+        "",
+        markdown_line(titles),
+        markdown_line([":--", *["--:"] * (len(titles) - 1)]),
+    ]
     for row, title in with_titles(table):
         if title:
-            lines.append(_line([f"*{_markdown_text(title)}*", *[""] * (len(titles) - 1)]))
+            lines.append(markdown_line([f"*{_markdown_text(title)}*", *[""] * (len(titles) - 1)]))
         cells = []
         for column in table.columns:
             text = _markdown_text(cell(row, column))
@@ -66,12 +110,12 @@ def _markdown(table: Table) -> str:
         last = [
             _markdown_text(text) for text in (*table.comparison_cells(row), str(len(row.seeds)), *table.cost_cells(row))
         ]
-        lines.append(_line([label, *cells, *last]))
+        lines.append(markdown_line([label, *cells, *last]))
         if row.paper:
             signs = ",".join([feet.source(row.paper_source), *feet.signs(row.paper_marks)])
             printed = [number(row.paper[c.key], c.digits) if c.key in row.paper else "" for c in table.columns]
             cells = [f"*{text}*" if text else "" for text in printed]
-            lines.append(_line([f"&emsp;*paper* <sup>{signs}</sup>", *cells, *[""] * len(last_titles(table))]))
+            lines.append(markdown_line([f"&emsp;*paper* <sup>{signs}</sup>", *cells, *[""] * len(last_titles(table))]))
     lines += ["", *(f"- {_markdown_text(note)}" for note in table.notes)]
     lines += [f"- <sup>{sign}</sup> {_markdown_text(text)}" for sign, text in feet.all()]
     return "\n".join(lines)
@@ -91,7 +135,7 @@ def last_titles(table: Table) -> list[str]:
     ]
 
 
-def _line(cells: Iterable[str]) -> str:
+def markdown_line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
@@ -288,3 +332,12 @@ def _letters(index: int) -> str:
 
 def _several(tables: Table | Sequence[Table]) -> Sequence[Table]:
     return [tables] if isinstance(tables, Table) else tables
+
+
+def printed_name(label: str) -> str:
+    """Return the label of a row with the printed name of its method: `lwf (searched)` becomes `LwF (searched)`."""
+    match = _NAME.match(label)
+    name = match[0] if match else ""
+    if label[len(name) : len(name) + 1] not in ("", " ", ":", "@") or name not in {**EVERY_METHOD, **CONFIGURATIONS}:
+        return label
+    return PRINTED.get(name, EVERY_METHOD.get(name, f":{name}").partition(":")[2]) + label[len(name) :]

@@ -21,7 +21,6 @@ all of them. `on` and `only` contain patterns (`shapes-*`) of a stream's name or
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -244,8 +243,3 @@ def _parse_row(data: Any, number: int) -> TableRow:
     if not isinstance(data, Mapping):
         raise ConfigError(f"rows[{number}]: is {data!r:.60}. Use a method's name, or an object with name.")
     return build(TableRow, data, f"rows[{number}]")
-
-
-def as_data(preset: TablePreset) -> Settings:
-    """Return a preset as plain JSON values. This is the inverse of `parse_preset`."""
-    return dataclasses.asdict(preset)

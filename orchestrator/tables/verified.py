@@ -82,11 +82,6 @@ def of_method(method: str) -> tuple[Verified, ...]:
     return tuple(entry for entry in read()[1] if entry.method == method)
 
 
-def checks_of(test: str) -> dict[tuple[str, str], Check]:
-    """Return (method, what) -> check, for the checks that a test runs."""
-    return {(entry.method, check.what): check for entry in read()[1] for check in entry.checks if check.test == test}
-
-
 def equals(entry: Verified, only: Collection[str] = WHAT) -> str:
     """Return the footnote `forward, loss and gradients match owner/name@commit within 1e-05 on seeded weights`.
 

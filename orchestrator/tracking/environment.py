@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ctvr.orchestrator.interpreter import kernels, processor_field
+from ctvr.orchestrator.memo import version_of
 
 PACKAGES = (
     *("torch", "open_clip_torch", "ray", "mlflow", "numpy", "av", "decord", "torchcodec", "safetensors", "obstore"),
@@ -25,7 +25,7 @@ def environment() -> dict[str, Any]:
     commit, changed = _commit()
     return {
         "python": platform.python_version(),
-        "packages": {package: _version(package) for package in PACKAGES},
+        "packages": {package: version_of(package) or None for package in PACKAGES},
         "system": f"{platform.system()} {platform.machine()}",
         "host": platform.node(),
         "processors": os.cpu_count(),
@@ -35,13 +35,6 @@ def environment() -> dict[str, Any]:
         "commit": commit,
         "changed_since_commit": changed,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _commit() -> tuple[str | None, bool | None]:

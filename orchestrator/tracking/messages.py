@@ -69,7 +69,7 @@ def check(message: Message) -> None:
         if name not in message:
             raise BadRecord(f"lacks {name!r} (operation {message['op']!r})")
         if not fits(message[name]):
-            raise BadRecord(f"has the invalid value {name} = {_brief(message[name])} (operation {message['op']!r})")
+            raise BadRecord(f"has the invalid value {name} = {message[name]!r:.60} (operation {message['op']!r})")
     if message["op"] == "open" and not {"ctvr.kind", IDENTITY} <= message["tags"].keys():
         raise BadRecord("opens a run without the tags 'ctvr.kind' and 'ctvr.identity'")
 
@@ -107,11 +107,6 @@ def copy_files(source: Path, target: Path) -> None:
         copy = target / file.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
-
-
-def _brief(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _is_text(value: Any) -> bool:

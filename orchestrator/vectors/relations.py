@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Matrix = NDArray[np.float64]
+K = 5  # nearest inputs that are compared
 
 
 def unit(vectors: Matrix) -> Matrix:
@@ -140,38 +141,34 @@ def mixture(target: Matrix, first: Matrix, second: Matrix) -> tuple[Matrix, floa
     return weights, float(np.linalg.norm(direction - basis @ weights))
 
 
-def neighbour_overlap(old: Matrix, new: Matrix, k: int = 5) -> float:
-    """Return the mean overlap, 0 to 1, of each input's k nearest other inputs (by cosine) in the two sets."""
-    found = []
-    for vectors in (old, new):
-        scores = unit(vectors) @ unit(vectors).T
-        np.fill_diagonal(scores, -np.inf)
-        found.append(scores)
-    return _overlap(found[0], found[1], k)
+def neighbour_overlap(old: Matrix, new: Matrix) -> float:
+    """Return the mean overlap, 0 to 1, of each input's K nearest other inputs (by cosine) in the two sets."""
+    return _overlap(_cosines_of_others(old, old), _cosines_of_others(new, new))
 
 
-def mixed_overlap(old: Matrix, new: Matrix, k: int = 5) -> float:
-    """Return the mean overlap of the k nearest old vectors of an input, searched by its old and by its new vector."""
-    found = []
-    for vectors in (old, new):
-        scores = unit(vectors) @ unit(old).T
-        np.fill_diagonal(scores, -np.inf)
-        found.append(scores)
-    return _overlap(found[0], found[1], k)
+def mixed_overlap(old: Matrix, new: Matrix) -> float:
+    """Return the overlap of the K nearest inputs among the old vectors, searched by old and by new vectors."""
+    return _overlap(_cosines_of_others(old, old), _cosines_of_others(new, old))
 
 
-def search_overlap(old: tuple[Matrix, Matrix], new: tuple[Matrix, Matrix], k: int = 5) -> float:
-    """Return the overlap of the k nearest gallery vectors of each query; `old` and `new` are (queries, gallery)."""
+def _cosines_of_others(vectors: Matrix, gallery: Matrix) -> Matrix:
+    scores = unit(vectors) @ unit(gallery).T
+    np.fill_diagonal(scores, -np.inf)
+    return scores
+
+
+def search_overlap(old: tuple[Matrix, Matrix], new: tuple[Matrix, Matrix]) -> float:
+    """Return the overlap of the K nearest gallery vectors of each query; `old` and `new` are queries and a gallery."""
     first, second = (unit(queries) @ unit(gallery).T for queries, gallery in (old, new))
-    return _overlap(first, second, k)
+    return _overlap(first, second)
 
 
-def _overlap(first: Matrix, second: Matrix, k: int) -> float:
-    """Return the mean overlap of the k largest scores per row; a score equal to the k-th largest is included."""
+def _overlap(first: Matrix, second: Matrix) -> float:
+    """Return the mean overlap of the K largest scores per row; a score that ties with the K-th counts as among them."""
     shares = []
     for ours, theirs in zip(first, second):
-        top = np.argsort(-theirs, kind="stable")[:k]
-        bound = np.sort(ours)[-k] - 2e-3  # canaries with almost equal scores may swap ranks
+        top = np.argsort(-theirs, kind="stable")[:K]
+        bound = np.sort(ours)[-K] - 2e-3  # canaries with almost equal scores may swap ranks
         shares.append((ours[top] >= bound).mean())
     return float(np.mean(shares))
 

@@ -41,13 +41,7 @@ from PIL import Image, ImageOps
 from ctvr.orchestrator.digests import ROOT, digest_sources, list_imported_sources
 from ctvr.orchestrator.errors import ConfigError, IndexDisagrees, VideoError
 from ctvr.orchestrator.video.container import keep_the_rest
-from ctvr.orchestrator.video.decoders import (
-    READERS,
-    brightness,
-    check_same,
-    read_pyav,
-    torchcodec_version,
-)
+from ctvr.orchestrator.video.decoders import READERS, brightness, check_same, read_pyav, torchcodec_version
 from ctvr.orchestrator.video.index import Index, Limits, Watch, check_size, count_index, read_index
 from ctvr.orchestrator.video.sampling import (
     MISSING,
@@ -93,26 +87,6 @@ def decode(
     return _decode_with_index(
         path, limits, watch, lambda index: _decode_film(index, path, sampling, segment, order, limits, watch)
     )
-
-
-def probe(path: str | Path, limits: Limits | None = None) -> VideoInfo:
-    """Return the number of frames, rate, duration, size and codec of a file; one frame is decoded.
-
-    Raises:
-        VideoError: if the file is missing, empty, damaged, not a video, or exceeds a limit.
-    """
-    limits, path = limits or Limits(), Path(path)
-    watch = Watch(path, limits)
-    if path.is_dir():
-        files = _frame_files(path)
-        image = _open_image(path, files[0], limits)
-        return VideoInfo(len(files), 0.0, 0.0, image.shape[1], image.shape[0], files[0].suffix[1:].lower())
-
-    def look(index: Index) -> VideoInfo:
-        ((_, image),) = read_pyav(path, index, [0], limits, watch)
-        return _info(index, image)
-
-    return _decode_with_index(path, limits, watch, look)
 
 
 def _decode_with_index(path: Path, limits: Limits, watch: Watch, use: Callable[[Index], Result]) -> Result:

@@ -12,18 +12,19 @@ import torch
 
 import ctvr
 from ctvr import methods
+from ctvr.methods import plug_ins
+from ctvr.methods.tiny_models import make_batch
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.keys.run_key import code_digests, protocol_digest
 from ctvr.orchestrator.learning.evaluation.protocols import protocol_of
 from ctvr.orchestrator.learning.record.commits import Commits
 from ctvr.orchestrator.learning.run.execute import RunPaths, execute
 from ctvr.orchestrator.method_checks.subject import Subject, learn
-from ctvr.orchestrator.method_checks.tiny_models import make_batch
 from ctvr.orchestrator.on_ray.search import make_searcher
 from ctvr.orchestrator.on_ray.successive_halving import SuccessiveHalving
 from ctvr.orchestrator.settings.resolve import resolve
 from ctvr.orchestrator.streams.load import load_stream
-from ctvr.orchestrator.streams.protocol_names import plugins as protocol_plugins
+from ctvr.orchestrator.streams.stream import PROTOCOLS
 from ctvr.orchestrator.sweeps.plan import plan_sweep, request_search
 from ctvr.orchestrator.sweeps.table import made_tables
 from tests.refusing import refuses
@@ -152,7 +153,7 @@ def test_a_class_that_is_no_protocol_is_refused_in_one_line(learned, tmp_path, m
     (dist / "entry_points.txt").write_text(lines)
     (tmp_path / "odd_one.py").write_text("class Odd: pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert set(protocol_plugins()) == {"odd", "odder"}  # a name of ours wins
+    assert set(plug_ins.installed("protocols", PROTOCOLS)) == {"odd", "odder"}  # a name of ours wins
     stream = load_stream(_with_protocol(learned / "small" / "small.json", "odd"), tmp_path)
     assert "protocol odd of another package" in stream.table_caveat
     with refuses("odd_one:Odd", "CTVR", "CVLM", kind=ctvr.ConfigError, where="protocol"):

@@ -12,7 +12,7 @@ from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Batch, Method
 from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.layers.reduction.config import TRAINED_REDUCERS, ReducerConfig
-from ctvr.orchestrator.method_checks.tiny_models import (
+from ctvr.methods.tiny_models import (
     CONTEXT,
     VOCABULARY,
     RegeneratedPairs,

@@ -6,7 +6,7 @@ from ctvr.methods import EVERY_METHOD, METHODS, find_method
 from ctvr.methods.base import Capabilities, Method
 from ctvr.methods.capabilities import capabilities_of
 from ctvr.methods.families.strategy import Strategy
-from ctvr.orchestrator.method_checks.tiny_models import make_small_clip
+from ctvr.methods.tiny_models import make_small_clip
 
 HELD = (
     *("reencodes_gallery", "is_transductive", "task_conditioned_text", "attends_to_padding", "normalizes_scores"),

@@ -7,9 +7,9 @@ import torch
 
 from ctvr.methods.backbone.clip import record_tokens
 from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
-from ctvr.methods.layers.reduction.plan import token_log
 from ctvr.methods.zero_shot import ZeroShot, ZeroShotConfig
 from tests.methods.conftest import make_batch, make_small_clip, reducer_config
+from tests.methods.layers.reduction.token_log import token_log
 
 
 def make(backbone, **settings):

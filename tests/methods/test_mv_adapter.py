@@ -4,7 +4,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
-from ctvr.methods.layers.captions import truncate
+from ctvr.methods.layers.transfer import truncate
 from ctvr.methods.mv_adapter import MVAdapter, MVAdapterConfig
 from ctvr.methods.mv_adapter.adapters import TextAdapter, VideoAdapter
 from ctvr.orchestrator.catalog.cost_table import estimate

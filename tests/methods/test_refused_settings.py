@@ -8,20 +8,19 @@ import torch
 
 from ctvr.methods import find_method
 from ctvr.methods.backbone.clip import Clip
-from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig, FrameTransformer
 from ctvr.methods.drift_adapter import DescentConfig, LowRankConfig, MlpConfig, ProcrustesConfig
 from ctvr.methods.images.bmu_moco import ImageBMUConfig
 from ctvr.methods.images.progressive import ImageProgressiveConfig
 from ctvr.methods.lambda_orthogonality import RelaxedConfig, StrictConfig
 from ctvr.methods.layers.lora import LoRA
-from ctvr.methods.layers.lora_experts import LoRAExperts
 from ctvr.methods.layers.losses.distillation import RelationConfig
 from ctvr.methods.layers.losses.etf import simplex_etf
 from ctvr.methods.layers.reduction.merge import plan_bipartite
 from ctvr.methods.layers.replay.queues import KeyQueue
-from ctvr.methods.layers.sequence_headers import FrameTransformer
 from ctvr.methods.layers.temporal import CrossFrameAttention
 from ctvr.methods.settings import SettingError
+from ctvr.methods.structalign.adapters import LoRAExperts
 from tests.methods.conftest import make_batch, reducer_config
 from tests.refusing import refused
 

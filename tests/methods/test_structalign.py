@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from ctvr.methods.backbone.clip import Clip, record_tokens
 from ctvr.methods.base import Batch, Task, l2_normalize
 from ctvr.methods.layers.losses.etf import misalignment, simplex_etf
-from ctvr.methods.layers.reduction.plan import token_log
 from ctvr.methods.layers.replay.statistics import dispersion
 from ctvr.methods.layers.word_features import frame_word_similarity, is_word
 from ctvr.methods.structalign import StructAlign, StructAlignConfig
@@ -21,6 +20,7 @@ from ctvr.orchestrator.data.batches import Queries
 from ctvr.orchestrator.learning.evaluation.evaluate import all_scores, caption_features
 from ctvr.orchestrator.settings.evaluation_config import EvaluationConfig
 from tests.methods.conftest import make_batch, make_task, reducer_config
+from tests.methods.layers.reduction.token_log import token_log
 from tests.methods.released import shape_of, transformers_clip
 from tests.refusing import refuses
 

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from ctvr.orchestrator.tables.float16_rates import FLOAT16
+from ctvr.orchestrator.tables.footnotes import FLOAT16
 from tools.reference_pages import searched
 
 

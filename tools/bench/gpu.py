@@ -13,7 +13,10 @@ import os
 import socket
 import sys
 import tempfile
+import warnings
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -28,12 +31,14 @@ from ctvr.orchestrator.data.device import Precision
 from ctvr.orchestrator.jobs.step_timing import TimedLoop, now, train_on_noise
 from ctvr.orchestrator.learning.training.distributed import Workers
 from ctvr.orchestrator.learning.training.loop import Loop
-from tools.bench.waits import waits_of
 from tools.bench.work import VIT, second_task
 
 PAIRS, FRAMES = 8, 12  # pairs of a step, frames of a video: CTVR (arXiv:2503.10111), section 5.1
 LARGER = (32, 128)  # pairs per step, in bf16
 METHODS_MEASURED = ("framefusion_moe", "clip4clip")
+ROOT = Path(__file__).absolute().parents[2]  # the repository
+ROOMS = (str(ROOT / "ctvr"),)  # modules are loaded through symbolic links in it
+SAYS = "synchronizing CUDA operation"  # part of the text of each such warning
 
 
 @dataclass(frozen=True)
@@ -187,3 +192,36 @@ def to_markdown(rows: list[GpuRow]) -> str:
         lines += ["", "The host waits in an epoch, by torch's own account:", ""]
         lines += [f"- {name}, {precision}: {n} times at {place}" for name, precision, place, n in places]
     return "\n".join(lines)
+
+
+@contextmanager
+def waits_of(device: torch.device) -> Iterator[Counter[str]]:
+    """Context manager: yield a counter of host synchronizations by file and line; it stays empty without a GPU."""
+    found: Counter[str] = Counter()
+    if device.type != "cuda":
+        yield found
+        return
+
+    def note(message: Warning | str, *given: object) -> None:
+        if SAYS in str(message):
+            found[_place()] += 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = note  # type: ignore[assignment]
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield found
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def _place() -> str:
+    """Return the innermost line of our code in the call stack, or "torch" if there is none."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(ROOMS) and file != __file__:
+            return f"{Path(file).relative_to(ROOT / 'ctvr')}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "torch"

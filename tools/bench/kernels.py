@@ -18,13 +18,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.frozen_casts import frozen_casts
+from ctvr.methods.tiny_models import make_small_clip
 from ctvr.orchestrator.data.device import Precision, autocast_for
 from ctvr.orchestrator.learning.training.optimizer import freeze_except, make_optimizer
 from ctvr.orchestrator.learning.training.step import total_of
 from ctvr.orchestrator.learning.training.unique_videos import Losses
-from ctvr.orchestrator.method_checks.tiny_models import make_small_clip
 from ctvr.orchestrator.settings.optim_config import OptimConfig
 from tools.bench.work import random_batch, second_task
 
@@ -80,17 +79,15 @@ class StepKernels:
         return self.forward + self.backward + self.update
 
 
-def count_kernels(name: str, precision: Precision, backbone: Clip | None = None, pairs: int = PAIRS) -> StepKernels:
+def count_kernels(name: str, precision: Precision) -> StepKernels:
     """Count the kernels of a method's step, after steps that create the optimizer's state and cast frozen weights.
 
     Args:
         name: a retriever; its settings are those of its preset `paper`.
-        precision: with bf16, casts are those of autocast on a CPU, which casts fewer results back to float32.
-        backbone: the CLIP backbone; if None, narrow towers of 12 + 12 blocks.
-        pairs: number of pairs in the batch; each video has 12 frames.
+        precision: bf16 counts the casts of CPU autocast, which casts fewer results back to float32 than CUDA's.
     """
-    clip = make_small_clip(DEPTH) if backbone is None else backbone
-    method, batch = second_task(name, clip), random_batch(clip, pairs, FRAMES)
+    clip = make_small_clip(DEPTH)
+    method, batch = second_task(name, clip), random_batch(clip, PAIRS, FRAMES)
     groups, optim = method.param_groups(), OptimConfig()
     parameters = freeze_except(method, groups)
     optimizer, losses = make_optimizer(groups, optim, method), Losses(method)

@@ -41,15 +41,7 @@ from tools.bench.reference import (
     xpool_scores,
 )
 from tools.bench.timing import HotPath
-from tools.bench.work import (
-    VIT,
-    Work,
-    encoding,
-    random_batch,
-    render_few,
-    second_task,
-    training_step,
-)
+from tools.bench.work import VIT, Work, encoding, random_batch, render_few, second_task, training_step
 
 Make = Callable[[Path, bool], HotPath]  # arguments: its own folder; whether to use the toy size
 

@@ -165,11 +165,3 @@ def merge_tokens(x: Tensor, size: Tensor | None, plan: MergePlan) -> tuple[Tenso
     step = rows.index_select(0, (group * n + plan.moved).flatten()) - out.index_select(0, joined)
     out.index_add_(0, joined, step * share.flatten()[:, None].to(x.dtype))  # y + sum s_a (x_a - y) / S
     return out.unflatten(0, (groups, slots)), merged[..., None]
-
-
-def unmerge_tokens(y: Tensor, plan: MergePlan) -> Tensor:
-    """Return, for every input token, the merged token of its slot: (G, M, C) -> (G, N, C).
-
-    If `merge_tokens` is applied to the result, it returns y.
-    """
-    return y.gather(1, plan.target[..., None].expand(-1, -1, y.shape[-1]))

@@ -5,7 +5,6 @@ Shapes: B videos, T frames, G attention groups, N tokens of a group, K selected 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -22,23 +21,6 @@ class Step:
     intra: int = 0  # tokens removed between attention and MLP
     late: int = 0  # tokens removed after the MLP
     frames: int = 0  # whole frames merged before attention, at most (T - 1) // 2
-
-
-def token_log(steps: Sequence[Step], tokens: int, frames: int) -> list[tuple[int, int, int]]:
-    """Return, for each block: attention groups of a video, tokens per group in attention, tokens per group in the MLP.
-
-    Args:
-        steps: one step for each block.
-        tokens: N of a frame before the first block.
-        frames: T.
-    """
-    log, groups = [], frames
-    for step in steps:
-        groups = groups // step.group - min(step.frames, most_frames(groups))
-        tokens = tokens * step.group - step.cross
-        log.append((groups, tokens, tokens - step.intra))
-        tokens -= step.intra + step.late
-    return log
 
 
 def most_frames(frames: int) -> int:

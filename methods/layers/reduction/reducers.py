@@ -6,9 +6,9 @@ ToMe: Bolya et al., arXiv:2210.09461. TempMe: "Temporal Token Merging for Effici
 arXiv:2409.01156, section 3.2. Details that the paper does not specify follow the released code: class tokens are not
 merged, and averages and attention are weighted by sizes.
 
-A reducer is a list of steps, one for each block. The numbers in a step depend only on the settings, so the number of
-tokens in every block is known before a run (`token_log`). A reducer is independent of the tower's adapters; `combine`
-joins the `BlockSeams` of both.
+A reducer is a list of steps, one for each block. The numbers in a step depend on the settings only, so the number of
+tokens in every block is known before a run. A reducer is independent of the adapters of the tower;
+`combine` joins the `BlockSeams` of both.
 
 Shapes: B videos, T frames, G attention groups (B * frames or clips), N tokens of a group, D width.
 """

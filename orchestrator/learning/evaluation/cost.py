@@ -17,22 +17,26 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from ctvr.methods.backbone.architectures import UMT
 from ctvr.methods.backbone.clip import Clip, VisionTower, record_tokens
 from ctvr.methods.backbone.merged_weights import merged_weights
 from ctvr.methods.backbone.umt_load import make_umt
 from ctvr.methods.base import Method
+from ctvr.methods.layers.transfer import trim_padding
+from ctvr.orchestrator.data.batches import StreamData
 from ctvr.orchestrator.data.device import peak_memory_mb, reset_peak_memory
 from ctvr.orchestrator.learning.evaluation.evaluate import encode_for_task
-from ctvr.orchestrator.learning.evaluation.multiplications import Multiplications
+from ctvr.orchestrator.streams.metric_names import COSTS
 
 TokenLog = Sequence[tuple[int, int, int]]
 
@@ -216,3 +220,62 @@ def sizes_only(name: str = "ViT-B-32-quickgelu") -> Clip:
     with torch.device("meta"):
         source = open_clip.CLIP(**config)
         return Clip(source, lambda texts: torch.empty(0), (0.0,) * 3, (1.0,) * 3, name)
+
+
+def task_costs(method: Method, data: StreamData, split: str, device: torch.device, tasks: int) -> dict[str, float]:
+    """Return the costs after a task (`evaluation.costs`), from one pass over a video and one pass over a caption.
+
+        stream/cost/video_gmacs         multiply-adds of encoding a video, 10^9
+        stream/cost/query_gmacs         multiply-adds of a query after this task, 10^9
+        stream/cost/trained_parameters  parameters that the optimizer changes in this task
+        stream/cost/stored_floats       values stored per video
+
+    They are counts, so equal settings have equal costs on every machine, and a search can have them as objectives.
+
+    Args:
+        method: after `tasks` tasks, on `device`.
+        data: data of the stream; a video and a caption of `split` are read.
+    """
+    plain = data.with_features(None)  # counts the whole tower, even where stored tokens enter later
+    video = video_cost(method, next(plain.videos(0, split, [0], 1)))
+    tokens = trim_padding(data.queries(0, split).tokens[:1]).to(device)
+    return {
+        f"{COSTS}video_gmacs": video.macs / 1e9,
+        f"{COSTS}query_gmacs": query_cost(method, tokens, tasks)["cost/query_gmacs"],
+        f"{COSTS}trained_parameters": float(trained_parameters(method)),
+        f"{COSTS}stored_floats": float(video.stored),
+    }
+
+
+class Multiplications(TorchDispatchMode):
+    """Sums torch's operation counts (`flop_registry`) of all operators that run in the context.
+
+    Torch's `FlopCounterMode` needs hooks of modules, which fail where a module returns a view of its weights without
+    gradients (learned prompts), and imports torch's compiler, which takes seconds.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # the default imports torch's compiler
+        return False
+
+    def get_total_flops(self) -> int:
+        """Return the multiplications and additions so far, two for each multiply-add."""
+        return self.total
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        count = flop_registry.get(func._overloadpacket)
+        if count is None and func is not torch.ops.prim.device.default:
+            with self:  # an operator that is composed of other operators
+                made = func.decompose(*args, **given)
+            if made is not NotImplemented:
+                return made
+        found = func(*args, **given)
+        self.total += 0 if count is None else count(*args, **given, out_val=found)
+        return found

@@ -30,20 +30,31 @@ Shapes: Q captions, V videos, T tasks.
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ctvr.orchestrator.learning.evaluation import metrics
-from ctvr.orchestrator.learning.evaluation.aged_ranking import caption_features_for, rank_aged
-from ctvr.orchestrator.learning.evaluation.evaluate import encode_texts, rank_features
+from ctvr.methods.base import Method
+from ctvr.orchestrator.data.batches import Queries
+from ctvr.orchestrator.learning.evaluation import metrics, spill
+from ctvr.orchestrator.learning.evaluation.evaluate import (
+    caption_features,
+    final_scores,
+    rank_features,
+    rank_scorer,
+    rank_scores,
+)
 from ctvr.orchestrator.learning.evaluation.ranking import Positions, Ranked
-from ctvr.orchestrator.learning.evaluation.tiled_scorer import offsets
-from ctvr.orchestrator.learning.evaluation.unseen import distractor_metrics, unseen_metrics
+from ctvr.orchestrator.learning.evaluation.spill import spill_features
+from ctvr.orchestrator.learning.evaluation.tiled_scorer import TiledScorer, offsets
+from ctvr.orchestrator.learning.evaluation.unseen import distractor_metrics, newest_recall, unseen_metrics
 from ctvr.orchestrator.learning.record.run_state import Evaluation
+from ctvr.orchestrator.settings.evaluation_config import EvaluationConfig
 from ctvr.orchestrator.streams.query_rank import Rank
 
 if TYPE_CHECKING:
@@ -206,19 +217,11 @@ def unlearned_metrics(context: EvaluationContext, encode_gallery: Callable[..., 
     Videos and captions are encoded with the parts (prompt, router) of the newest task. If `done` is 0, the metric is
     called `r1_untrained`. A worker that only encodes gets {}.
     """
-    method, config = context.method, context.config
-    given = context.newest if method.declared.task_conditioned_text else None
-    found = {}
+    name, found = "r1_unlearned" if done else "r1_untrained", {}
     for index in range(done, len(context.data.stream.tasks)):
-        queries, gallery = context.data.queries(index, context.split), encode_gallery(index)
-        features = context.encode_sharded(
-            lambda tokens: encode_texts(method, tokens, given, config, context.device), queries.tokens
-        )
-        if context.is_scoring:
-            as_matrix = bool(method.declared.normalizes_scores)
-            ranked = rank_features(method, [features], [queries], [gallery], config, context.device, as_matrix)
-            name = "r1_unlearned" if done else "r1_untrained"
-            found[f"task_{index + 1:02d}/t2v/{name}"] = metrics.recall(ranked.own, 1)
+        r1 = newest_recall(context, context.data.queries(index, context.split), encode_gallery(index))
+        if r1 is not None:
+            found[f"task_{index + 1:02d}/t2v/{name}"] = r1
     return found
 
 
@@ -246,3 +249,64 @@ def transfer_metrics(own: metrics.Matrix, former: Sequence[Mapping[str, float]])
     before = [sum(after[t][k] for t in range(k)) / k for k in range(1, tasks)]
     found["stream/transfer/transfer"] = sum(before) / (tasks - 1)
     return found
+
+
+# Ranking in a gallery of stored and re-encoded videos, for methods that map captions to the model of a stored video.
+#
+# Such a method (`Capabilities.compensates_age`) has two features of a caption for each task: a mapped one for videos
+# that an older model stored, and an unmapped one for videos re-encoded by the current model.
+#
+# Shapes: Q captions, V videos.
+
+
+def caption_features_for(context: EvaluationContext, queries: Sequence[Queries], is_fresh: bool) -> Sequence[Tensor]:
+    """Return all results of `caption_features`, for re-encoded galleries if `is_fresh`, otherwise for stored galleries.
+
+    Empty on a worker that only encodes.
+    """
+    method, former = context.method, context.method.gallery_is_fresh
+    method.gallery_is_fresh = is_fresh
+    encoded = caption_features(method, queries, context.config, context.device, context.encode_sharded)
+    try:
+        if context.is_scoring:
+            return spill_features(encoded, spill.MEMORY_BUDGET)
+        for _ in encoded:  # the other workers wait for this worker's share
+            pass
+        return []
+    finally:
+        method.gallery_is_fresh = former
+
+
+def rank_aged(
+    method: Method,
+    features: Sequence[Tensor],
+    unmoved: Sequence[Tensor],
+    counts: Sequence[int],
+    queries: Sequence[Queries],
+    galleries: Sequence[Tensor],
+    config: EvaluationConfig,
+    device: torch.device,
+    as_matrix: bool,
+) -> Ranked:
+    """Rank captions and videos like `rank_features`, in galleries of stored and re-encoded videos.
+
+    Args:
+        features: captions (Q, d) for the stored videos, one tensor for each task.
+        unmoved: captions (Q, d) for videos that the current model has encoded, one tensor for each task.
+        counts: for each task, the number of its first videos that the current model has encoded.
+    """
+    old, new = (TiledScorer(method, each, galleries, device) for each in (features, unmoved))
+
+    def score(rows: slice | Tensor, columns: slice) -> Tensor:
+        task = bisect_right(old.columns, columns.start) - 1
+        cut = min(max(old.columns[task] + counts[task], columns.start), columns.stop)
+        parts = (new, slice(columns.start, cut)), (old, slice(cut, columns.stop))
+        return torch.cat([scorer(rows, part) for scorer, part in parts if part.start < part.stop], dim=1)
+
+    sizes = [len(gallery) for gallery in galleries]
+    if not as_matrix:
+        return rank_scorer(score, queries, sizes, config)
+    everything, blocks = slice(0, len(features[0])), (slice(*block) for block in pairwise(old.columns))
+    scores = torch.cat([score(everything, block).cpu() for block in blocks if block.start < block.stop], dim=1)
+    is_cut = config.own_gallery == "cut"
+    return rank_scores(final_scores(method, scores, queries, sizes, is_cut), queries, sizes, config)

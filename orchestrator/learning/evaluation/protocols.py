@@ -19,19 +19,19 @@ from torch import Tensor
 from ctvr.methods.base import Method
 from ctvr.methods.images import knn
 from ctvr.methods.layers.transfer import trim_padding
+from ctvr.methods.plug_ins import installed
 from ctvr.orchestrator.data.batches import Queries, StreamData
 from ctvr.orchestrator.data.images import ImageData
 from ctvr.orchestrator.data.questions import QuestionData, Questions
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.evaluation.cost import task_costs
 from ctvr.orchestrator.learning.evaluation.encode_videos import encode_videos
 from ctvr.orchestrator.learning.evaluation.evaluate import Scores, add_history, compute_ranks, metrics_of
 from ctvr.orchestrator.learning.evaluation.metrics import Matrix
 from ctvr.orchestrator.learning.evaluation.oracle import oracle_metrics
 from ctvr.orchestrator.learning.evaluation.own_metrics import own_metrics
-from ctvr.orchestrator.learning.evaluation.task_costs import task_costs
 from ctvr.orchestrator.learning.record.run_state import Evaluation
 from ctvr.orchestrator.settings.evaluation_config import EvaluationConfig
-from ctvr.orchestrator.streams.protocol_names import plugins
 from ctvr.orchestrator.streams.query_rank import Rank
 from ctvr.orchestrator.streams.stream import Stream
 
@@ -258,7 +258,7 @@ def protocol_of(stream: Stream) -> Protocol:
     name = stream.protocol
     if name in PROTOCOLS:
         return PROTOCOLS[name]
-    if (point := plugins().get(name)) is None:
+    if (point := installed("protocols").get(name)) is None:
         raise ConfigError(f"{name} of stream {stream.name} is not installed", "protocol", remedy="Install its package.")
     try:
         found = point.load()

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ctvr.orchestrator.data.batches import Queries
 from ctvr.orchestrator.data.frames import FrameSource
 from ctvr.orchestrator.data.prepare import prepare_stream
 from ctvr.orchestrator.digests import digest_of
@@ -144,21 +145,26 @@ def unseen_metrics(context: EvaluationContext, done: int, first: Mapping[str, fl
     Args:
         first: metrics of the untrained model, from this function with `done` 0.
     """
-    method, config = context.method, context.config
-    given = context.newest if method.declared.task_conditioned_text else None
     found: dict[str, float] = {}
     for key, data in context.data.others.items():
-        if key == DISTRACTORS:
-            continue
-        queries, gallery = data.queries(0, context.split), _encode(context, data)
-        features = context.encode_sharded(
-            lambda tokens: encode_texts(method, tokens, given, config, context.device), queries.tokens
-        )
-        if context.is_scoring:
-            as_matrix = bool(method.declared.normalizes_scores)
-            ranked = rank_features(method, [features], [queries], [gallery], config, context.device, as_matrix)
-            found |= _retention(f"stream/{key}", metrics.recall(ranked.own, 1), first if done else {})
+        if key != DISTRACTORS:
+            r1 = newest_recall(context, data.queries(0, context.split), _encode(context, data))
+            found |= {} if r1 is None else _retention(f"stream/{key}", r1, first if done else {})
     return found
+
+
+def newest_recall(context: EvaluationContext, queries: Queries, gallery: Tensor) -> float | None:
+    """Return R@1 of captions among videos (V, ...) by the newest parts; None on a worker that only encodes."""
+    method, config = context.method, context.config
+    given = context.newest if method.declared.task_conditioned_text else None
+    features = context.encode_sharded(
+        lambda tokens: encode_texts(method, tokens, given, config, context.device), queries.tokens
+    )
+    if not context.is_scoring:
+        return None
+    as_matrix = bool(method.declared.normalizes_scores)
+    ranked = rank_features(method, [features], [queries], [gallery], config, context.device, as_matrix)
+    return metrics.recall(ranked.own, 1)
 
 
 def _retention(name: str, r1: float, first: Mapping[str, float]) -> dict[str, float]:

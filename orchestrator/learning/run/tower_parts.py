@@ -21,10 +21,10 @@ from ctvr.methods.backbone.blocks import BlockSeams, Seams
 from ctvr.methods.backbone.clip import Clip, VisionTower
 from ctvr.methods.base import Batch, Method, Position
 from ctvr.methods.capabilities import capabilities_of
+from ctvr.methods.tiny_models import make_batch, make_small_clip, make_task
 from ctvr.methods.user_code import place_in_user_code
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.record.method_state import finish_task, prepare_task
-from ctvr.orchestrator.method_checks.tiny_models import make_batch, make_small_clip, make_task
 from ctvr.orchestrator.settings.experiment import Experiment
 
 HOOKS, MLP, CLASS = "hook points", "CLIP's MLP", "a class token"

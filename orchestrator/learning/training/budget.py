@@ -33,7 +33,7 @@ from ctvr.methods.layers.frozen import copied
 from ctvr.methods.layers.gather import world_size
 from ctvr.methods.layers.replay.buffer import ReplayBuffer
 from ctvr.orchestrator.data.batches import StreamData
-from ctvr.orchestrator.learning.evaluation.multiplications import Multiplications
+from ctvr.orchestrator.learning.evaluation.cost import Multiplications
 from ctvr.orchestrator.learning.evaluation.protocols import protocol_of
 from ctvr.orchestrator.learning.record.run_state import RunState
 from ctvr.orchestrator.learning.training.unique_videos import Losses

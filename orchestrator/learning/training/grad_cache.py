@@ -32,8 +32,7 @@ from ctvr.methods.base import Batch, Method, SeparableEncoders
 from ctvr.methods.capabilities import overrides
 from ctvr.methods.layers.patching import patched
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.learning.training.rng_state import rng_state, set_rng_state
-from ctvr.orchestrator.learning.training.unique_videos import encode_unique_videos
+from ctvr.orchestrator.learning.training.unique_videos import encode_unique_videos, rng_state, set_rng_state
 
 BUCKET = 25 << 20  # bytes of gradients that one collective sums, as in DistributedDataParallel
 Autocast = Callable[[], AbstractContextManager[object]]

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from ctvr.methods.base import Batch, Method, SeparableEncoders
 from ctvr.methods.layers.patching import patched
 from ctvr.methods.layers.transfer import to_device
-from ctvr.orchestrator.learning.training.rng_state import rng_state, set_rng_state
 
 # Names of a method's encoders that draw random numbers, so that rows of equal videos differ
 _RANDOM: WeakKeyDictionary[Method, set[str]] = WeakKeyDictionary()
@@ -70,3 +69,16 @@ class Losses(nn.Module):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         with encode_unique_videos(self.method, batch):
             return self.method.losses(batch)
+
+
+def rng_state(device: torch.device) -> tuple[Tensor, ...]:
+    """Return the generator states of the CPU and, on a GPU, of the device; does not synchronize the device."""
+    own = (torch.cuda.get_rng_state(device),) if device.type == "cuda" else ()
+    return (torch.get_rng_state(), *own)
+
+
+def set_rng_state(state: tuple[Tensor, ...], device: torch.device) -> None:
+    """Restore a state that `rng_state` returned."""
+    torch.set_rng_state(state[0])
+    for own in state[1:]:
+        torch.cuda.set_rng_state(own, device)

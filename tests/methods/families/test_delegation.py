@@ -19,8 +19,8 @@ from ctvr.methods.hooks import Hooks
 from ctvr.methods.layers.pooling import mean_pool
 from ctvr.methods.layers.task_captions import by_task
 from ctvr.methods.settings import setting
+from ctvr.methods.tiny_models import make_batch, make_small_clip
 from ctvr.orchestrator.method_checks.subject import equal, learn
-from ctvr.orchestrator.method_checks.tiny_models import make_batch, make_small_clip
 from tests.methods.families.test_strategy import IDLE
 
 MEMBERS = [name for name in {**vars(Hooks), **vars(Method), **Method.__annotations__} if not name.startswith("_")]

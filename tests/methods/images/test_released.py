@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ctvr.methods.base import Batch, Method
-from ctvr.methods.images.buffer import ImageBuffer
 from ctvr.methods.images.knn import accuracy, forgetting, mean_accuracy, released_k, votes
-from ctvr.methods.images.replay import ImageDER, ImageLUMP, ImageReplayConfig
+from ctvr.methods.images.replay import ImageBuffer, ImageDER, ImageLUMP, ImageReplayConfig
 from ctvr.methods.images.resnet import ResNet18
 from ctvr.methods.images.si import ImageSI, ImageSIConfig
 from ctvr.methods.images.siamese import FIRST, Siamese, SiameseConfig, barlow_twins, simsiam

@@ -14,7 +14,7 @@ from ctvr.methods.backbone.clip import TextTower
 from ctvr.methods.backbone.recompute import checkpointing
 from ctvr.methods.layers.adapter_groups import expert_seams, group_seams
 from ctvr.methods.layers.experts import PLACES, TaskAwareExperts, drop_unchosen
-from ctvr.methods.layers.lora_experts import LoRAExpertGroup, LoRAExperts
+from ctvr.methods.structalign.adapters import LoRAExpertGroup, LoRAExperts
 from tests.methods.conftest import make_batch, make_small_clip
 
 EXPERTS, TOP_K, RANK, SCALE = 5, 2, 4, 4.0

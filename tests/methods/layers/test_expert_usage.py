@@ -7,8 +7,8 @@ from ctvr.methods.backbone.clip import TokenState
 from ctvr.methods.backbone.recompute import recomputing
 from ctvr.methods.framefusion_moe import FrameFusionMoE, FrameFusionMoEConfig
 from ctvr.methods.layers.expert_usage import usage
-from ctvr.methods.layers.lora_experts import LoRAExpertGroup, LoRAExperts
 from ctvr.methods.structalign import StructAlign, StructAlignConfig
+from ctvr.methods.structalign.adapters import LoRAExpertGroup, LoRAExperts
 from tests.methods.conftest import make_batch, make_task
 
 

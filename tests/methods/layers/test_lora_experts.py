@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ctvr.methods.backbone.clip import TokenState
-from ctvr.methods.layers.lora_experts import LoRAExpertGroup, LoRAExperts
+from ctvr.methods.structalign.adapters import LoRAExpertGroup, LoRAExperts
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ctvr.methods.backbone.load import load_backbone
-from ctvr.methods.layers.sequence_headers import FrameLSTM, FrameTransformer
+from ctvr.methods.clip4clip import FrameLSTM, FrameTransformer
 from tests.methods.conftest import make_small_clip
 
 

@@ -172,7 +172,7 @@ def test_the_text_of_a_bundle_can_be_read_without_ctvr(content):
 
 
 def test_the_parquet_file_has_a_row_for_each_rank(tmp_path: Path):
-    from ctvr.orchestrator.bundles.parquet import write_parquet
+    from ctvr.orchestrator.bundles.bundle import write_parquet
 
     parquet = pytest.importorskip("pyarrow.parquet")
     bundle = make_bundle()

@@ -4,7 +4,7 @@ import pytest
 
 from ctvr.methods import METHODS
 from ctvr.methods.base import Task
-from ctvr.orchestrator.catalog.growth import GROWING, count_bytes, growth_table, measure_growth
+from ctvr.orchestrator.catalog.cost_table import GROWING, count_bytes, growth_table, measure_growth
 from ctvr.orchestrator.learning.evaluation.cost import text_passes
 from ctvr.orchestrator.method_checks.subject import Subject
 from tests.refusing import refuses
@@ -32,7 +32,7 @@ def test_what_is_kept_is_that_of_the_papers_sizes():
 
 
 def test_a_table_has_a_line_for_each_and_refuses_no_tasks(monkeypatch):
-    monkeypatch.setattr("ctvr.orchestrator.catalog.growth.GROWING", ("qdc", "lpi"))
+    monkeypatch.setattr("ctvr.orchestrator.catalog.cost_table.GROWING", ("qdc", "lpi"))
     lines = growth_table(12).splitlines()
     assert [line.split("|")[1].strip() for line in lines[2:]] == ["qdc", "lpi"]
     assert [line.split("|")[5].strip() for line in lines[2:]] == ["1", "12"]

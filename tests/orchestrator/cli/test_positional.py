@@ -10,7 +10,7 @@ from ctvr.orchestrator.cli.main import make_parser
 # Command, its arguments, its options with their values
 COMMANDS = [
     (["streams", "import"], ["csv", "table=t.csv", "tasks=month"], [["--videos", "v"], ["--name=x"]]),
-    (["streams", "export"], ["shapes-5", "folder", "data.num_frames=2"], [["--files"], ["--form", "npy"]]),
+    (["streams", "export"], ["shapes-5", "folder", "data.num_frames=2"], [["--features"], ["--form", "npy"]]),
     (["run"], ["lwf", "shapes-5", "optim.lr=-1"], [["--smoke"], ["--runs", "r"]]),
     (["sweep"], ["lwf", "shapes-5", "optim.epochs=1"], [["--trials", "3"], ["--smoke"]]),
     (["reproduce"], ["tempme/1", "seed=1"], [["--list"], ["--runs=r"]]),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ctvr.orchestrator.importers.video_ids import File, name_videos
+from ctvr.orchestrator.importers.shards import File, name_videos
 
 
 def ids(*names: str, taken: tuple[str, ...] = ()) -> list[str]:

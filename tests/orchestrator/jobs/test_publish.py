@@ -12,14 +12,13 @@ from ctvr.orchestrator.bundles.bundle import Bundle, read_bundle, to_bytes
 from ctvr.orchestrator.bundles.check import seal
 from ctvr.orchestrator.bundles.signature import sign, signature_of, signer_of
 from ctvr.orchestrator.cli.main import main
-from ctvr.orchestrator.errors import MissingObject, UntrustedCode
+from ctvr.orchestrator.errors import UntrustedCode
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.load_model import load_task
-from ctvr.orchestrator.jobs.publish import _find_commit, publish, without_folders
+from ctvr.orchestrator.jobs.publish import publish
 from ctvr.orchestrator.jobs.run import run
 from ctvr.orchestrator.jobs.verify import CONFIRMED, INCONSISTENT, ONLY_CONSISTENT, verify
 from ctvr.orchestrator.output_dir import runs_option
-from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.sweeps.table import made_tables
 from tests.orchestrator.bundles.plantings import FORGED, OPEN, drawn, plant
 from tests.orchestrator.bundles.small_bundle import copy_of, make_bundle
@@ -180,23 +179,6 @@ def test_more_ranks_than_a_bundle_may_have_are_not_published(execution, tmp_path
         publish("small", execution, tmp_path / "b.zip")
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/home/alice/w.pt", "~/w.pt", "../alice/w.pt", "file:///home/alice/w.pt", r"C:\Users\alice\w.pt", "/alice/w.pt/"],
-)
-def test_settings_are_published_without_folders(path):
-    found = without_folders(path)
-    assert re.fullmatch(r"w\.pt#[0-9a-f]{6}", found)
-    assert without_folders(f"shapes-5,{path}") == f"shapes-5,{found}"
-    assert without_folders(f"{path}@3") == f"{found}@3"  # the task order of a stream, which tables read
-
-
-def test_settings_without_folders_are_kept_and_other_paths_stay_different():
-    for value in ("0.9,0.999", "shapes-5", "mine:Mine", "small.json", "1e-4", ""):
-        assert without_folders(value) == value
-    assert without_folders("/d/a/model.safetensors") != without_folders("/d/b/model.safetensors")
-
-
 @pytest.mark.slow
 def test_without_the_commits_nothing_is_published(execution, tmp_path):
     shutil.copytree(execution.runs, tmp_path / "runs")
@@ -219,16 +201,6 @@ def test_the_status_of_the_command_tells_the_verdicts_apart(tmp_path, monkeypatc
     assert main(["runs", "verify", "damaged.zip"]) == INCONSISTENT
     assert main(["runs", "verify", "good.zip", "--queries", "-1"]) == 2
     assert "--queries -1" in capsys.readouterr().err
-
-
-def test_the_commit_of_adopted_tasks_is_that_of_the_run_that_trained_them(tmp_path):
-    store = Store.open(str(tmp_path / "store"))
-    for name, weights in (("b/task_001", "b/x"), ("b/task_002", "b/y"), ("a/task_002", "b/y"), ("a/task_003", "a/z")):
-        store.create_json("commits", name, {"weights": weights, "name": name})
-    found = [_find_commit("a", done, 3, store)["name"] for done in (1, 2, 3)]
-    assert found == ["b/task_001", "a/task_002", "a/task_003"]
-    with pytest.raises(MissingObject):
-        _find_commit("c", 1, 3, store)
 
 
 def sign_as(file: Path, key: Path) -> None:

@@ -5,11 +5,11 @@ import torch
 
 from ctvr.methods import trust
 from ctvr.methods.capabilities import capabilities_of
+from ctvr.methods.tiny_models import EMBED_DIM
 from ctvr.orchestrator.jobs.check_method import check_method
 from ctvr.orchestrator.learning.evaluation.cost import trained_parameters
 from ctvr.orchestrator.method_checks.opened_files import describe_opened, record_opened
 from ctvr.orchestrator.method_checks.subject import Subject, learn
-from ctvr.orchestrator.method_checks.tiny_models import EMBED_DIM
 from tests.analytic_methods import RanPac, RanPacConfig, Ridge
 
 D, M = EMBED_DIM, RanPacConfig().width

@@ -18,7 +18,6 @@ from ray.tune.schedulers import (
 
 from ctvr.orchestrator.config import build
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.on_ray import plan
 from ctvr.orchestrator.on_ray.halving_searcher import HalvingSearcher
 from ctvr.orchestrator.on_ray.journal import Journal
 from ctvr.orchestrator.on_ray.plan import GAIN, TIMING, SearchConfig, TrialPlan
@@ -60,7 +59,7 @@ class Population(PopulationBasedTraining):
 def _of_a_package(monkeypatch):
     names = ("Second", "Population", "GAIN", "none", "asha")
     points = [EntryPoint(name, f"{__name__}:{name}", "ctvr.schedulers") for name in names]
-    monkeypatch.setattr(plan, "entry_points", lambda group: points if group == "ctvr.schedulers" else [])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points if group == "ctvr.schedulers" else [])
 
 
 def scheduler(name: str, **search: Any) -> TimingScheduler:

@@ -10,7 +10,6 @@ import pytest
 from ray import tune
 
 from ctvr.orchestrator.config import build
-from ctvr.orchestrator.on_ray import plan
 from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig
 from ctvr.orchestrator.on_ray.search import (
     contains,
@@ -218,7 +217,7 @@ class Walk:
 @pytest.fixture
 def _walk(monkeypatch):
     points = [EntryPoint(name, f"{__name__}:{name}", "ctvr.searchers") for name in ("Walk", "GAIN", "tpe")]
-    monkeypatch.setattr(plan, "entry_points", lambda group: points if group == "ctvr.searchers" else [])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points if group == "ctvr.searchers" else [])
 
 
 @pytest.mark.usefixtures("_walk")

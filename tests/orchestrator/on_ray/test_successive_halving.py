@@ -12,9 +12,9 @@ import pytest
 from ray import cloudpickle, tune
 from ray.tune.search import ConcurrencyLimiter, Searcher
 
-from ctvr.orchestrator.on_ray.grouped_sampler import leader_of
 from ctvr.orchestrator.on_ray.halving_searcher import HalvingSearcher
 from ctvr.orchestrator.on_ray.journal import HalvingTrial, Journal
+from ctvr.orchestrator.on_ray.optuna_searcher import leader_of
 from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig, TrialPlan
 from ctvr.orchestrator.on_ray.search import make_searcher
 from ctvr.orchestrator.on_ray.search_space import SearchSpace, is_grouped

@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from ctvr.orchestrator.pages.more_charts import cost_html, ranks_html
+from ctvr.orchestrator.pages.charts import cost_html, ranks_html
 from ctvr.orchestrator.tables.significance import Ranks, rank_curve
 from ctvr.orchestrator.tables.table import Column, Row, Table, Value
 

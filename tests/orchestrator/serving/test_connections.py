@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ctvr.orchestrator.serving import connections
-from ctvr.orchestrator.serving.connections import MAX_HEAD, PER_CLIENT
+from ctvr.orchestrator.serving import server
+from ctvr.orchestrator.serving.server import MAX_HEAD, PER_CLIENT
 from ctvr.orchestrator.serving.snapshot import Snapshot
 from tests.orchestrator.serving.client import served
 
@@ -66,7 +66,7 @@ def test_many_addresses_together_lock_nobody_out(client):
 
 @pytest.mark.parametrize("is_answered", [False, True])
 def test_a_connection_ends_if_its_headers_are_too_slow(client, monkeypatch, is_answered):
-    monkeypatch.setattr(connections, "SECONDS", 0.5)
+    monkeypatch.setattr(server, "SECONDS", 0.5)
     with opened(client.port, 1, REQUEST + b"\r\n" if is_answered else b"") as (each,):
         end = time.monotonic() + 60
         with contextlib.suppress(OSError):
@@ -77,7 +77,7 @@ def test_a_connection_ends_if_its_headers_are_too_slow(client, monkeypatch, is_a
 
 
 def test_a_request_that_is_answered_slowly_keeps_its_connection(snapshot, monkeypatch):
-    monkeypatch.setattr(connections, "SECONDS", 0.3)
+    monkeypatch.setattr(server, "SECONDS", 0.3)
 
     def slowly() -> Snapshot:
         time.sleep(1)

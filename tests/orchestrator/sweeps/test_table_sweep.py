@@ -14,7 +14,7 @@ from ctvr.orchestrator.sweeps.plan import SweepPlan, SweepRequest, plan_sweep
 from ctvr.orchestrator.sweeps.plan_text import describe_plan, describe_request
 from ctvr.orchestrator.sweeps.session import trial_plan
 from ctvr.orchestrator.sweeps.verdict import CONFIRMS
-from ctvr.orchestrator.tables.presets import TablePreset, as_data, parse_preset
+from ctvr.orchestrator.tables.presets import TablePreset, parse_preset
 from ctvr.orchestrator.tables.table import Difference
 from ctvr.orchestrator.tracking.tracker import Tracker
 from tests.refusing import refused
@@ -65,7 +65,7 @@ def test_without_trials_every_row_runs_its_recommended_preset(few, execution):
     planned = plan_sweep(request(few, preset(search={"trials": 0})), execution)
     assert planned.searches == {}
     assert {row.experiment.evaluation.split for row in planned.rows} == {"test"}
-    asked = parse_preset({**as_data(preset(search={"trials": 0})), "rows": ["lwf:original"]})
+    asked = parse_preset({**asdict(preset(search={"trials": 0})), "rows": ["lwf:original"]})
     assert plan_sweep(request(few, asked), execution).rows[0].experiment.presets == ("original",)
 
 

@@ -1,6 +1,6 @@
 """Rows whose rate was published for float16 weights have a footnote."""
 
-from ctvr.orchestrator.tables.float16_rates import float16_note
+from ctvr.orchestrator.tables.footnotes import float16_note
 
 
 def test_a_row_with_a_published_rate_of_float16_weights_says_so():

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from ctvr.methods import CONFIGURATIONS, IMAGE_METHODS, METHODS
+from ctvr.methods.tiny_models import CONTEXT, tokenize
 from ctvr.orchestrator.data.batches import StreamData
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.run.execute import RunPaths, execute
 from ctvr.orchestrator.learning.training.loop import Loop, LoopConfig
 from ctvr.orchestrator.method_checks.subject import Subject
-from ctvr.orchestrator.method_checks.tiny_models import CONTEXT, tokenize
 from ctvr.orchestrator.settings.experiment import Experiment
 from ctvr.orchestrator.settings.presets import with_recipe
 from ctvr.orchestrator.settings.resolve import resolve

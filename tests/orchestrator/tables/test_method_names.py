@@ -3,7 +3,7 @@
 import pytest
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
-from ctvr.orchestrator.tables.method_names import PRINTED, printed_name
+from ctvr.orchestrator.tables.formats import PRINTED, printed_name
 
 
 @pytest.mark.parametrize(

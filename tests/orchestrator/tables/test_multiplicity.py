@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ctvr.orchestrator.tables.multiplicity import q_values
+from ctvr.orchestrator.tables.significance import q_values
 
 
 def test_q_values_are_those_of_benjamini_and_hochberg():

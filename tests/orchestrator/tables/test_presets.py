@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -22,7 +22,6 @@ from ctvr.orchestrator.sweeps.plan import clamp_values
 from ctvr.orchestrator.tables.paper_numbers import paper_numbers, published_rows, published_tables
 from ctvr.orchestrator.tables.presets import (
     FOLDER,
-    as_data,
     columns_of,
     load_preset,
     names_table,
@@ -52,7 +51,7 @@ def test_a_shipped_table_names_registered_rows_and_a_search_that_exists(name):
     assert (preset.search["trials"], preset.seeds) == (8 if is_searched else 0, seeds)
     assert search.trials >= 1
     assert preset.stream in RENDERED
-    assert parse_preset(json.loads(json.dumps(as_data(preset)))) == preset
+    assert parse_preset(json.loads(json.dumps(asdict(preset)))) == preset
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -278,4 +277,4 @@ def test_varied_table_has_a_row_for_each_value():
     assert [row.settings["method.lambda1"] for row in preset.rows[2:]] == [0.1, 1.0, 0.3, 0.3]
     assert {(row.method, row.notes, row.searched) for row in preset.rows[2:]} == {("structalign", ("a note",), False)}
     assert preset.varies == tuple(vary)
-    assert parse_preset(json.loads(json.dumps(as_data(preset)))) == preset  # a resumed table has them once
+    assert parse_preset(json.loads(json.dumps(asdict(preset)))) == preset  # a resumed table has them once

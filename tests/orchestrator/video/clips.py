@@ -14,7 +14,7 @@ import pytest
 
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.video.decode import decode, decoder_version
-from ctvr.orchestrator.video.sampling import Frames
+from ctvr.orchestrator.video.sampling import Frames, Sampling, VideoInfo
 
 Result = TypeVar("Result")
 
@@ -52,6 +52,10 @@ def read_number(image: np.ndarray) -> int:
     """Return the frame number of `write_video` that this (size, size, 3) image shows."""
     middle = image.shape[0] // 2
     return round(float(image[middle - 4 : middle + 4, middle - 4 : middle + 4].mean()) / 4)
+
+
+def probe(path: Path) -> VideoInfo:
+    return decode(path, Sampling(num_frames=1)).info
 
 
 def decode_apart(path: str | Path, *settings: Any, **named: Any) -> Frames:

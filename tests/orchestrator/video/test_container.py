@@ -9,9 +9,8 @@ from av.stream import Disposition
 from PIL import Image
 
 from ctvr.orchestrator.errors import VideoError
-from ctvr.orchestrator.video.decode import probe
 from ctvr.orchestrator.video.sampling import NATIVE, Sampling
-from tests.orchestrator.video.clips import decode_apart
+from tests.orchestrator.video.clips import decode_apart, probe
 
 
 def with_sound(path: Path, cover: bool, film: bool) -> Path:

@@ -11,10 +11,9 @@ import pytest
 from ctvr.orchestrator.errors import VideoError
 from ctvr.orchestrator.video.container import ends_in_packet
 from ctvr.orchestrator.video.counting import seconds_of
-from ctvr.orchestrator.video.decode import probe
+from ctvr.orchestrator.video.decoders import upright
 from ctvr.orchestrator.video.sampling import NATIVE, Sampling, resize_and_crop
-from ctvr.orchestrator.video.upright import upright
-from tests.orchestrator.video.clips import decode_apart, read_number, write_video
+from tests.orchestrator.video.clips import decode_apart, probe, read_number, write_video
 
 B_FRAMES = {"x264-params": "bframes=3:b-adapt=0:keyint=30:min-keyint=30:scenecut=0"}
 

@@ -9,10 +9,9 @@ import pytest
 
 from ctvr.orchestrator.errors import VideoError
 from ctvr.orchestrator.video.container import container_of, what_is_missing
-from ctvr.orchestrator.video.decode import probe
 from ctvr.orchestrator.video.index import Limits
 from ctvr.orchestrator.video.sampling import Sampling
-from tests.orchestrator.video.clips import decode_apart, write_video
+from tests.orchestrator.video.clips import decode_apart, probe, write_video
 
 SMALL = Sampling(4, 32)
 

@@ -9,7 +9,7 @@ import torch
 
 from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState, record_tokens
 from ctvr.methods.layers.reduction.config import REDUCERS
-from ctvr.methods.layers.reduction.plan import Step, token_log
+from ctvr.methods.layers.reduction.plan import Step
 from ctvr.methods.layers.reduction.reducers import (
     Reducer,
     combine,
@@ -24,6 +24,7 @@ from ctvr.methods.lora import LoraConfig
 from ctvr.methods.settings import SettingError
 from ctvr.orchestrator.config import build, flatten
 from tests.methods.conftest import reducer_config
+from tests.methods.layers.reduction.token_log import token_log
 from tests.refusing import refused, refuses
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"

@@ -1,6 +1,6 @@
 import torch
 
-from ctvr.methods.layers.replay.galleries import PastGallerySampler
+from ctvr.methods.framefusion_moe import PastGallerySampler
 
 STORED = [torch.arange(6.0).view(3, 2), torch.empty(0), torch.arange(6.0, 10.0).view(2, 2)]  # 5 rows
 ALL = torch.arange(10.0).view(5, 2)

@@ -13,9 +13,15 @@ from ctvr.methods import find_method
 from ctvr.methods.base import Capabilities, Method
 from ctvr.methods.qdc import QDC, QDCConfig
 from ctvr.orchestrator.data.batches import Queries
-from ctvr.orchestrator.learning.evaluation.aged_ranking import rank_aged
 from ctvr.orchestrator.learning.evaluation.evaluate import rank_features
-from ctvr.orchestrator.learning.evaluation.index_age import _counts, _gaps, _update, mix_galleries, transfer_metrics
+from ctvr.orchestrator.learning.evaluation.index_age import (
+    _counts,
+    _gaps,
+    _update,
+    mix_galleries,
+    rank_aged,
+    transfer_metrics,
+)
 from ctvr.orchestrator.learning.evaluation.metrics import recall
 from ctvr.orchestrator.learning.evaluation.tiled_scorer import offsets
 from ctvr.orchestrator.learning.run.execute import RunPaths, execute

@@ -9,11 +9,11 @@ import torch
 from ctvr.methods.base import ParamGroup
 from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.settings import SettingError
+from ctvr.methods.tiny_models import make_small_clip
 from ctvr.orchestrator.learning.evaluation import cost
 from ctvr.orchestrator.learning.run.execute import RunPaths, execute
 from ctvr.orchestrator.learning.training.distributed import Workers
 from ctvr.orchestrator.learning.training.optimizer import freeze_except
-from ctvr.orchestrator.method_checks.tiny_models import make_small_clip
 from ctvr.orchestrator.settings.evaluation_config import EvaluationConfig
 from ctvr.orchestrator.settings.optim_config import OptimConfig
 from ctvr.orchestrator.settings.resolve import resolve

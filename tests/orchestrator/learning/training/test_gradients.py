@@ -8,13 +8,13 @@ from torch import Tensor
 
 from ctvr.methods.clip4clip import Clip4ClipConfig
 from ctvr.methods.families.strategy import Strategy
+from ctvr.methods.tiny_models import make_batch, make_small_clip, make_task
 from ctvr.orchestrator.errors import ContractViolation
 from ctvr.orchestrator.learning.training.distributed import Workers
 from ctvr.orchestrator.learning.training.grad_cache import accumulation_mode
 from ctvr.orchestrator.learning.training.gradients import StepGradients
 from ctvr.orchestrator.learning.training.optimizer import freeze_except, make_optimizer
 from ctvr.orchestrator.learning.training.step import complete_gradient, take_step
-from ctvr.orchestrator.method_checks.tiny_models import make_batch, make_small_clip, make_task
 from ctvr.orchestrator.settings.optim_config import OptimConfig
 from tests.hooked_method import RHO, Hooked
 from tests.refusing import refuses

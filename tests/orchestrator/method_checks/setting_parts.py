@@ -14,15 +14,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 
 from ctvr.methods.base import Method
-from ctvr.methods.settings import settings_of
-from ctvr.orchestrator.method_checks.setting_sensitivity import (
-    ABSENT,
-    SettingProbe,
-    Trace,
-    digest_of_tensor,
-)
+from ctvr.methods.tiny_models import RegeneratedPairs, make_task
+from ctvr.orchestrator.method_checks.setting_sensitivity import SettingProbe, Trace, digest_of_tensor
 from ctvr.orchestrator.method_checks.subject import Subject, batches_of, features, store_gallery
-from ctvr.orchestrator.method_checks.tiny_models import RegeneratedPairs, make_task
 from ctvr.orchestrator.setting_groups import variants_of
 
 NOISE = 0.02  # standard deviation of the change of weights between tasks
@@ -73,21 +67,6 @@ class _PartProbe(SettingProbe):
         if get_origin(hint) is Literal:
             return [each for each in get_args(hint) if each != value]
         return [not value] if isinstance(value, bool) else super()._others(value)
-
-
-def probed(config: type) -> list[str]:
-    """List the settings of a method that a probe can change, without texts such as the name of a base or a file."""
-    defaults = {name: _default(config, name) for name in settings_of(config)}
-    hints = get_type_hints(config)
-    free = {name for name, hint in hints.items() if hint is str or hint == (str | None)}
-    return [name for name in defaults if name not in free]
-
-
-def _default(config: type, name: str) -> Any:
-    value: Any = config
-    for each in name.split("."):
-        value = getattr(value, each, ABSENT)
-    return value
 
 
 def _outputs(subject: Subject) -> tuple[Trace, Trace] | None:

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from ctvr.methods.backbone.clip import BlockSeams
-from ctvr.methods.layers.reduction.masking import masked_attention, masked_probabilities
+from ctvr.methods.layers.reduction.diffrate_search import masked_attention
 from ctvr.methods.layers.reduction.reducers import combine
 
 
@@ -15,18 +15,17 @@ def heads():
     return tuple(torch.randn(2, 3, 5, 4, generator=generator, dtype=torch.float64) for _ in range(3))
 
 
-def test_with_every_key_kept_it_is_the_fused_attention_and_its_class_row(heads):
+def test_with_every_key_kept_it_is_the_fused_attention(heads):
     q, k, v = heads
     bias = torch.randn(2, 1, 1, 5, dtype=torch.float64)
-    mixed, row = masked_attention(q, k, v, torch.ones(2, 5), bias, eps=0.0)
-    torch.testing.assert_close(mixed, F.scaled_dot_product_attention(q, k, v, attn_mask=bias))
-    torch.testing.assert_close(row.sum(dim=-1), torch.ones(2, dtype=torch.float64))
+    weights = masked_attention(q @ k.mT / 2 + bias, torch.ones(2, 5))
+    torch.testing.assert_close(weights @ v, F.scaled_dot_product_attention(q, k, v, attn_mask=bias), rtol=0, atol=1e-5)
 
 
 def test_the_released_formula_entry_by_entry_with_masked_keys(heads):
     logits = heads[0] @ heads[1].mT
     kept = torch.tensor([[1.0, 1, 0, 1, 0], [1, 1, 1, 1, 1]], dtype=torch.float64)
-    found = masked_probabilities(logits, kept)
+    found = masked_attention(logits, kept)
     for g, h, i in ((0, 0, 0), (0, 2, 2), (1, 1, 4)):
         e = [float((logits[g, h, i, j] - logits[g, h, i].max()).exp()) for j in range(5)]
         factor = [1.0 if i == j else float(kept[g, j]) for j in range(5)]
@@ -39,11 +38,10 @@ def test_masked_key_has_a_gradient(heads):
     logits, kept = heads[0] @ heads[1].mT, torch.ones(2, 5, dtype=torch.float64)
     kept[:, 2] = 0.0
     kept.requires_grad_()
-    masked_probabilities(logits, kept, eps=0.0)[0, 0, 1, 2].backward()
+    masked_attention(logits, kept)[0, 0, 1, 2].backward()
     e = (logits[0, 0, 1] - logits[0, 0, 1].max()).exp()
-    expected = e[2] / (e.sum() - e[2])
     assert kept.grad is not None
-    torch.testing.assert_close(kept.grad[0, 2], expected)
+    torch.testing.assert_close(kept.grad[0, 2], e[2] / (e.sum() - e[2]), rtol=1e-4, atol=0)
 
 
 def test_a_block_takes_it_by_its_seam_alone(small_clip, batch):
@@ -51,7 +49,7 @@ def test_a_block_takes_it_by_its_seam_alone(small_clip, batch):
 
     def mix(q, k, v, bias, state):
         calls.append(bias)
-        return masked_attention(q, k, v, torch.ones(len(q), q.shape[2]), bias, eps=0.0)[0]
+        return masked_attention(q @ k.mT / q.shape[-1] ** 0.5, torch.ones(len(q), q.shape[2])) @ v
 
     plain = tower(batch.frames)
     seams = [BlockSeams(mix=mix), *[BlockSeams()] * (len(tower.blocks) - 1)]
