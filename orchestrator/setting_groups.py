@@ -1,4 +1,4 @@
-"""Names of the settings of a dataclass with groups (`group` of methods/settings.py); repair of mistyped numbers.
+"""Names and types of the settings of a dataclass with groups (`group` of methods/settings.py); mistyped numbers.
 
 A group is a field that holds one of several dataclasses, its variants; the setting `field.name` selects one.
 """

@@ -5,6 +5,7 @@ A line `fault` must be corrected before the tag; a line `note` is a fact that th
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -87,6 +88,8 @@ def check_changelog(root: Path) -> Faults:
 def check_tag(root: Path) -> Faults:
     """Yield faults of the repository's state: changes that are not committed, or a tag of another commit."""
     tag = f"v{version_of(root)}"
+    if os.environ.get("GITHUB_REF_TYPE") == "tag" and (pushed := os.environ.get("GITHUB_REF_NAME", "")) != tag:
+        yield f"git: the pushed tag {pushed} is not {tag}, the version of pyproject.toml. Push the tag {tag}."
     if changed := git(root, "status", "--porcelain", "--untracked-files=no"):
         yield f"git: {len(changed.splitlines())} changed files. Commit them."
     tagged = git(root, "rev-list", "-n1", tag)
@@ -96,7 +99,7 @@ def check_tag(root: Path) -> Faults:
 
 def check_workflows(root: Path) -> Faults:
     """Yield faults of all workflows."""
-    for file in sorted((root / ".github" / "workflows").glob("*.yml")):
+    for file in sorted((root / ".github" / "workflows").glob("*.y*ml")):
         yield from (f"{file.name}: {fault}" for fault in workflow_faults(file.name, file.read_text(encoding="utf-8")))
 
 
@@ -110,7 +113,7 @@ def workflow_faults(name: str, text: str) -> Faults:
     workflow = yaml.safe_load(text)
     if workflow.get("permissions") != READS:
         yield "permissions of the workflow are not `contents: read`. Set them."
-    if "secrets." in text:
+    if re.search(r"\bsecrets\b", text):
         yield "reads a secret. Use the job's own token (github.token, or trusted publishing)."
     pinned = len(re.findall(r"uses: \S+@[0-9a-f]{40}  # v\d+\.\d+\.\d+$", text, re.MULTILINE))
     if pinned < text.count("uses: "):
@@ -120,7 +123,9 @@ def workflow_faults(name: str, text: str) -> Faults:
             yield f"permissions of the job {title} differ from MAY in tools/release_check.py. Use those."
         if (name, title) in MAY and "pull_request" in text:
             yield f"the job {title} may write, and pull requests start it. Remove that trigger."
-        for step in job["steps"]:
+        if "uses" in job:
+            yield f"the job {title} is a workflow of another file. Write its steps here."
+        for step in job.get("steps", ()):
             yield from (f"job {title}: {fault}" for fault in _step_faults(step))
 
 
@@ -130,7 +135,7 @@ def _step_faults(step: dict[str, Any]) -> Faults:
         yield f"{action} is not an action of GitHub's own, pinned by commit. Use actions/NAME@COMMIT."
     if action.startswith("actions/checkout@") and step.get("with", {}).get("persist-credentials") is not False:
         yield "the checkout keeps its token. Set persist-credentials: false."
-    if "${{" in step.get("run", ""):
+    if "${{" in step.get("run", "") + str(step.get("with", {}).get("script", "")):
         yield "a command contains an expression, which a name of a branch could extend. Pass it by `env`."
 
 

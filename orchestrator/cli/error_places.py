@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 
 from ctvr.orchestrator.errors import ConfigError
@@ -27,11 +28,15 @@ def name_option(error: ConfigError, words: Sequence[str]) -> ConfigError:
     """
     for option in OPTIONS.get(str(error.where), ()):
         value = _value_of(option, words)
-        if value is None or (
-            error.unknown and error.unknown not in value.replace("@", ",").replace(":", ",").split(",")
-        ):
+        parts = re.split("([,@:])", value or "")
+        is_meant = error.unknown in parts if error.unknown else option != "--baselines" and value is not None
+        if not is_meant or (error.where == "videos" and not error.unknown and str(value) not in str(error)):
             continue
-        write = tuple(f"{option} {value.replace(error.unknown, word)}" for word in error.write if error.unknown)
+        write = tuple(
+            f"{option} {''.join(word if part == error.unknown else part for part in parts)}"
+            for word in error.write
+            if error.unknown
+        )
         return ConfigError(error.fault, option, error.got, error.remedy, write, (option,), error.unknown)
     return error
 

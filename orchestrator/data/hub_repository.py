@@ -35,8 +35,8 @@ _NAME = re.compile(r"[a-z0-9][\w.-]*/[a-z0-9][\w.-]*@(?!.*\.\.)\w[\w./-]*", re.A
 
 
 def is_repository(name: str) -> bool:
-    """Return whether a name has the form OWNER/NAME@REVISION, which never names a local folder."""
-    return _NAME.fullmatch(name) is not None
+    """Return whether a name has the form OWNER/NAME@REVISION and is not a local folder."""
+    return _NAME.fullmatch(name) is not None and not Path(name).is_dir()
 
 
 def fetch_repository(name: str, kind: Literal["model", "dataset"]) -> Path:
@@ -51,13 +51,14 @@ def fetch_repository(name: str, kind: Literal["model", "dataset"]) -> Path:
 
     Raises:
         ConfigError: if the repository cannot be fetched, lacks a required file, lists a path outside of it, is larger
-            than `LARGEST`, or if a downloaded file differs from the one that the Hub lists.
+            than `LARGEST`, or if a file differs from the one that the Hub lists or, without a connection, has another
+            digest than its name in the cache.
     """
     repository, _, revision = name.partition("@")
     reason = why_unreachable()
     is_offline = bool(reason)
     wanted = [file for files in FILES[kind] for file in files]
-    listed: list[Any] = []
+    listed: dict[str, Any] = {}
     try:
         from huggingface_hub import HfApi, snapshot_download
 
@@ -65,8 +66,9 @@ def fetch_repository(name: str, kind: Literal["model", "dataset"]) -> Path:
         found = hub.resolve_revision(repository, repo_type=kind, revision=revision, local_files_only=is_offline)
         commit = found.resolved
         if not is_offline:
-            listed = list(hub.list_repo_tree(repository, repo_type=kind, revision=commit, recursive=True))
-            _check_listing(name, kind, {each.path: getattr(each, "size", 0) for each in listed})
+            tree = hub.list_repo_tree(repository, repo_type=kind, revision=commit, recursive=True)
+            listed = {each.path: each for each in tree}
+            _check_listing(name, kind, {path: getattr(each, "size", 0) for path, each in listed.items()})
         place = snapshot_download(
             repository, repo_type=kind, revision=commit, allow_patterns=wanted, local_files_only=is_offline
         )
@@ -77,12 +79,16 @@ def fetch_repository(name: str, kind: Literal["model", "dataset"]) -> Path:
         remedy = "Check the name, or set HF_HUB_OFFLINE=1 to use the cache only."
         raise ConfigError(f"could not be fetched: {said}", name, remedy=remedy) from error
     folder = Path(place)
-    for each in listed:
-        if each.path in wanted and not _is_as_listed(folder / each.path, each):
-            (folder / each.path).resolve().unlink(missing_ok=True)
+    for file in (path for path in (folder / name for name in wanted) if path.exists() or path.name in listed):
+        if not (_is_as_named(file) if is_offline else _is_as_listed(file, listed.get(file.name))):
+            file.resolve().unlink(missing_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
-            fault = f"{each.path} differs from the file that the Hub lists"
+            fault = f"{file.name} differs from the file that the Hub lists"
             raise ConfigError(fault, name, remedy="Repeat the command, or use another revision.")
+    if missing := [file for file in FILES[kind][0] if not (folder / file).is_file()]:
+        raise ConfigError(
+            f"lacks {', '.join(missing)} in the cache", name, remedy="Repeat the command with a connection."
+        )
     if commit != revision:
         log.info("%s: commit %s%s", name, commit, f" of the cache ({reason})" if reason else "")
     return folder
@@ -104,10 +110,21 @@ def _check_listing(name: str, kind: str, sizes: dict[str, int]) -> None:
 
 def _is_as_listed(file: Path, listed: Any) -> bool:
     """Return whether a file has the size and the digest of a RepoFile: SHA-256 with LFS, Git's SHA-1 otherwise."""
-    if not file.is_file() or file.stat().st_size != listed.size:
+    if listed is None or not file.is_file() or file.stat().st_size != listed.size:
         return False
-    if listed.lfs:
-        return digest_file(file) == listed.lfs.sha256
-    blob = hashlib.sha1(b"blob %d\0" % listed.size, usedforsecurity=False)
+    return _has_digest(file, listed.lfs.sha256 if listed.lfs else listed.blob_id)
+
+
+def _is_as_named(file: Path) -> bool:
+    """Return whether a file of the cache has the digest in its name; without links, names have none."""
+    name = file.resolve().name
+    return not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", name) or _has_digest(file, name)
+
+
+def _has_digest(file: Path, digest: str) -> bool:
+    """Return whether a file has the SHA-256 or the SHA-1 of Git, of 64 or 40 digits."""
+    if len(digest) == 64:
+        return digest_file(file) == digest
+    blob = hashlib.sha1(b"blob %d\0" % file.stat().st_size, usedforsecurity=False)
     blob.update(file.read_bytes())
-    return blob.hexdigest() == listed.blob_id
+    return blob.hexdigest() == digest

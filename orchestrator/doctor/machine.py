@@ -65,8 +65,9 @@ def versions() -> Iterator[Finding]:
         found.append(f"{requirement.name} {version}")
         if not requirement.specifier.contains(version, prereleases=True):
             yield Finding("error", requirement.name, f"is {version}, {requirement.specifier} is required", remedy)
-    if absent:  # PyAV replaces decord
-        level: Level = "warning" if absent == ["decord"] else "error"
+    if absent:  # the core works without the others
+        needed = {Requirement(text).name for text in core}
+        level: Level = "error" if needed & set(absent) else "warning"
         text = f"{listed(absent)} {'is' if len(absent) == 1 else 'are'} not installed; sweeps need all packages"
         yield Finding(level, "packages", text, 'pip install "ctvr[all]"')
     yield Finding("ok", "versions", ", ".join(found))

@@ -23,6 +23,7 @@ from ctvr.orchestrator.jobs.runs import find_record
 from ctvr.orchestrator.learning.evaluation import metrics
 from ctvr.orchestrator.streams.query_rank import Rank
 from ctvr.orchestrator.tables.build import PARAMETERS
+from ctvr.orchestrator.tables.setting_diff import provenance_of
 from ctvr.orchestrator.tables.significance import Ranks, read_ranks
 from ctvr.orchestrator.text_files import MIB, read_text
 from ctvr.orchestrator.tracking.run_record import RunRecord
@@ -148,11 +149,14 @@ def _read_seeds(text: str, execution: ExecutionConfig) -> Side:
     records = [find_record(name.strip(), tracker, methods=True) for name in text.split(",")]
     if len({run.run_id for run in records}) < len(records):
         raise ConfigError("lists a run twice", text, remedy="Omit one of them.")
-    first = records[0].settings
-    for run in records[1:]:
-        names = [name for name in {**first, **run.settings} if first.get(name) != run.settings.get(name)]
-        if other := next((name for name in names if name not in ("seed", *NON_IDENTITY_SETTINGS)), None):
-            values = f"{first.get(other)} and {run.settings.get(other)}"
+    first, *others = (
+        {name: value for name, value in run.settings.items() if name not in ("seed", *NON_IDENTITY_SETTINGS)}
+        | {f"the {kind}": found for kind, found in provenance_of(run).items() if kind in ("stream", "weights")}
+        for run in records
+    )
+    for own in others:  # a run of an older version lacks newer settings
+        if other := next((name for name, value in own.items() if first.get(name, value) != value), None):
+            values = f"{first[other]:.60} and {own[other]:.60}"
             remedy = "Use a comma for seeds of one configuration only, and compare two: ctvr runs compare A B."
             raise ConfigError(f"its runs have different values of {other}, {values}", text, remedy=remedy)
     return _side(text, [_read_run(run, tracker) for run in records])

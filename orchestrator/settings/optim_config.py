@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from ctvr.methods.base import Decay
@@ -146,15 +146,18 @@ class OptimConfig:
 def refuse_unread(config: OptimConfig, typed: Container[str]) -> None:
     """Refuse a setting that the user gave and that the chosen built-in optimizer does not read.
 
-    Presets, streams and search spaces may contain such settings, because they apply to several optimizers.
+    Presets, streams and search spaces may contain such settings, because they apply to several optimizers. So may the
+    record of a run, which has all settings.
 
     Args:
         config: the complete settings of the optimization.
-        typed: names of the settings that the user gave.
+        typed: names of the settings that the user gave, or of a record.
 
     Raises:
         ConfigError: for the first such setting.
     """
+    if all(f"optim.{field.name}" in typed for field in fields(config)):
+        return
     for name, readers in READ_BY.items():
         is_unread = config.name in OPTIMIZERS.built_in and config.name not in readers
         if is_unread and f"optim.{name}" in typed and getattr(config, name) != getattr(OptimConfig(), name):

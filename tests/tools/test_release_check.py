@@ -96,6 +96,15 @@ def test_a_changed_file_and_a_tag_of_another_commit_are_faults(repository):
     assert "v9.8.7" in tagged
 
 
+def test_a_pushed_tag_of_another_version_is_a_fault(repository, monkeypatch):
+    monkeypatch.setenv("GITHUB_REF_TYPE", "tag")
+    monkeypatch.setenv("GITHUB_REF_NAME", "v9.8.7")
+    assert list(release_check.check_tag(repository)) == []
+    monkeypatch.setenv("GITHUB_REF_NAME", "v9.9.0")
+    (other,) = release_check.check_tag(repository)
+    assert "v9.9.0" in other
+
+
 def test_absent_addresses_and_a_commit_out_of_the_history_are_notes(repository):
     (note,) = release_check.notes(repository)
     assert "abcdef12" in note
@@ -114,6 +123,8 @@ def test_absent_addresses_and_a_commit_out_of_the_history_are_notes(repository):
         ("    steps:", "    permissions:\n      id-token: write\n    steps:"),
         ("make", "make ${{ github.ref }}"),
         ("make", "make\n        env: {TOKEN: '${{ secrets.TOKEN }}'}"),
+        ("make", "make\n        env: {TOKEN: \"${{ secrets['TOKEN'] }}\"}"),
+        ("    steps:", "    uses: someone/else/.github/workflows/a.yml@main\n    steps:"),
     ],
 )
 def test_a_workflow_that_may_more_or_is_not_pinned_is_refused(old, new):

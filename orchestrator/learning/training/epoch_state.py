@@ -165,6 +165,7 @@ class Pauses:
             again = "The same command resumes after the last finished task."
             raise Interrupted(f"stopped after {place}, which is not kept: {fault}. {again}")
         if fault:
+            self._stored = time.monotonic()  # the next warning is due when the next checkpoint would be
             log.warning("no checkpoint after %s: %s", place, fault)
         elif self.is_on and (request or is_rung):
             self._save(state, optimizer, record, is_needed=request == "stop" or is_rung)

@@ -2,6 +2,8 @@
 
 import pytest
 
+from ctvr.orchestrator.cli.error_places import name_option
+from ctvr.orchestrator.errors import ConfigError
 from tests.orchestrator.cli.test_main import _logging_as_before, ctvr  # noqa: F401
 
 COMMAND = ("run", "clip4clip", "shapes-5", "--config", "c.yaml")
@@ -46,3 +48,19 @@ def test_a_broken_manifest_is_one_line(capsys, tmp_path, monkeypatch):
         lines = [line for line in said.splitlines() if not line.startswith("doctor: ")]
         assert (status, len(lines)) == (2, 1)
         assert lines[0].startswith("ctvr: m.json: line ")
+
+
+@pytest.mark.parametrize(
+    ("where", "unknown", "words", "option", "write"),
+    [
+        ("method", "clip", ["--baselines", "clip,clip4clip"], "--baselines", "--baselines lora,clip4clip"),
+        ("method", "clip", ["--baselines=lwf,clip@er_ring"], "--baselines", "--baselines lwf,lora@er_ring"),
+        ("method", "clip", ["clip", "--baselines", "clip4clip"], "method", "lora"),
+        ("method", "", ["umt", "--baselines", "zero_shot"], "method", "lora"),  # the error is about the searched method
+        ("videos", "", ["--gallery", "films", "--videos", "v"], "--videos", ""),
+    ],
+)
+def test_an_error_names_the_option_that_has_its_value(where, unknown, words, option, write):
+    named = name_option(ConfigError("v is wrong", where, write=("lora",), unknown=unknown), words)
+    assert named.where == option
+    assert named.write == ((write,) if write else ())

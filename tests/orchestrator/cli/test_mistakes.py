@@ -13,6 +13,10 @@ MISTAKES = [
     ),
     (["doctor", "--gpu", "--stream=shapes-5"], "--stream: has no effect with --gpu. Omit one of them."),
     (["sweep", "--seeds", "0", "--top", "2"], "--top: has no effect with --seeds 0. Omit one of them."),
+    (
+        ["cache", "build", "--features", "--gpus-per-trial", "1"],
+        "--gpus-per-trial: has no effect without --cluster or --address.",
+    ),
     (["table", "shapes-5", "--columns", ","], "--columns: is empty or repeats a name (got ','). Use each"),
     (["table", "shapes-5", "--columns", "a,b,a"], "--columns: is empty or repeats a name (got 'a,b,a')."),
     (["sweep", "--baselines", "clip4clpi"], "--baselines: no method called 'clip4clpi'. Did you mean clip4clip?"),

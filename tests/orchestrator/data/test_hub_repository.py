@@ -72,6 +72,22 @@ def test_the_cache_is_used_offline_and_a_missing_one_is_reported(hub, monkeypatc
     assert hub.asked == []
 
 
+@pytest.mark.parametrize("file", list(MODEL))
+def test_a_changed_or_missing_file_of_the_cache_is_refused_offline(hub, monkeypatch, file):
+    hub.upload(MODEL)
+    folder = fetch_repository("owner/name@main", "model")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (folder / file).resolve().write_bytes(b"changed")
+    refused(lambda: fetch_repository("owner/name@main", "model"), f"{file} differs", where="owner/name@main")
+
+
+def test_a_local_folder_takes_precedence(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert is_repository("models/best@v1")
+    (tmp_path / "models/best@v1").mkdir(parents=True)
+    assert not is_repository("models/best@v1")
+
+
 def test_a_hub_that_cannot_be_reached_is_one_line(hub, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

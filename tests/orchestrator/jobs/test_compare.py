@@ -1,5 +1,8 @@
 """`ctvr runs compare` pairs two results by query, of any author."""
 
+import json
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -7,6 +10,7 @@ from ctvr.orchestrator.bundles.bundle import to_bytes
 from ctvr.orchestrator.bundles.check import seal
 from ctvr.orchestrator.bundles.from_ranks import final_ranks
 from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs import compare as module
 from ctvr.orchestrator.jobs.compare import compare, read_csv
 from ctvr.orchestrator.streams.query_rank import Rank
 from ctvr.orchestrator.tables.intervals import differences
@@ -196,3 +200,31 @@ def test_a_rank_beyond_the_videos_of_a_side_is_noted(folder):
     assert not missing_from(compare("theirs.csv", "far.csv", ExecutionConfig()), "B has rank 1000", "18 videos")
     (folder / "near.csv").write_text("\n".join(["query,rank", *(f"{query},18" for query in queries)]))
     assert "has rank" not in compare("near.csv", "near.csv", ExecutionConfig())
+
+
+@pytest.mark.parametrize(
+    ("settings", "digests", "differs"),
+    [
+        ({"seed": "1"}, {}, None),
+        ({"seed": "1", "new.setting": "2", "stream": "/elsewhere/m.json"}, {}, None),  # a setting of a newer version
+        ({"seed": "1", "optim.epochs": "9"}, {}, "optim.epochs"),
+        ({"seed": "1"}, {"weights": "other"}, "the weights"),
+        ({"seed": "1"}, {"stream": "other"}, "the stream"),
+    ],
+)
+def test_seeds_are_runs_of_one_configuration_stream_and_weights(monkeypatch, settings, digests, differs):
+    def record(name, own, of):
+        tags = {"ctvr.provenance": json.dumps({"stream": "s", "weights": "w", "frames": name, **of})}
+        return SimpleNamespace(run_id=name, name=name, settings={"optim.epochs": "8", "seed": "0", **own}, tags=tags)
+
+    runs = {"a": record("a", {}, {}), "b": record("b", settings, digests)}
+    monkeypatch.setattr(module, "find_record", lambda name, *_, **__: runs[name])
+    monkeypatch.setattr(module, "_read_run", lambda run, tracker: run)
+    monkeypatch.setattr(module, "_side", lambda name, runs: runs)
+    tracker = SimpleNamespace(existing_tracker=lambda: None)
+    if differs is None:
+        assert len(module._read_seeds("a,b", tracker)) == 2
+    else:
+        with refuses(where="a,b") as caught:
+            module._read_seeds("a,b", tracker)
+        assert f"different values of {differs}," in str(caught.value)
