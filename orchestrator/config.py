@@ -244,7 +244,7 @@ def check_value(cls: type[Any], name: str, value: Any, prefix: str = "") -> None
     group, _, rest = name.partition(".")
     if not rest or not (variants := variants_of(cls, group)):
         fields = {f.name: f for f in dataclasses.fields(cls)}
-        _typed(cls, fields, type_hints(cls), name, value, dot)
+        _typed(cls, fields, type_hints(cls), name, value, dot)  # type: ignore[arg-type]
     elif rest == "name":
         _check_variant(variants, value, dot + group)
     else:
