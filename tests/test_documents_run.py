@@ -59,7 +59,7 @@ WHY_NOT = {
     "ctvr methods --cost --tasks 100": "half a minute: tests/orchestrator/catalog/test_growth.py",
     "ctvr (ui|serve( .*)?)": "a server that stays until it is stopped",
     "ctvr plot (merges|gates|scores|drift) .*": "runs of their own: tests/orchestrator/jobs/test_plot.py",
-    "ctvr (run|search|table|report|plot|reproduce)": "a sentence names the command",
+    "ctvr (run|search|table|report|plot|reproduce|migrate)": "a sentence names the command",
     "ctvr (methods check|runs (explain|sync|verify FILE|compare A B)( --rebuild)?)": "a sentence names the action",
     r"ctvr runs (publish|verify) .* --sign(ers)? .*": "a key of SSH: tests/orchestrator/jobs/test_publish.py",
 }

@@ -143,12 +143,23 @@ def _side(name: str, runs: Sequence[Run]) -> Side:
 
 def _read_seeds(text: str, execution: ExecutionConfig) -> Side:
     """Read comma-separated runs, which must be seeds of one configuration."""
-    from ctvr.orchestrator.keys.run_key import NON_IDENTITY_SETTINGS  # imports torch
-
     tracker = execution.existing_tracker()
     records = [find_record(name.strip(), tracker, methods=True) for name in text.split(",")]
     if len({run.run_id for run in records}) < len(records):
         raise ConfigError("lists a run twice", text, remedy="Omit one of them.")
+    if len(records) > 1:
+        _check_seeds(text, records)
+    return _side(text, [_read_run(run, tracker) for run in records])
+
+
+def _check_seeds(text: str, records: Sequence[RunRecord]) -> None:
+    """Check that runs have equal settings, streams and weights.
+
+    Raises:
+        ConfigError: for the first difference; `text` is the argument that names the runs.
+    """
+    from ctvr.orchestrator.keys.run_key import NON_IDENTITY_SETTINGS  # imports torch
+
     first, *others = (
         {name: value for name, value in run.settings.items() if name not in ("seed", *NON_IDENTITY_SETTINGS)}
         | {f"the {kind}": found for kind, found in provenance_of(run).items() if kind in ("stream", "weights")}
@@ -159,7 +170,6 @@ def _read_seeds(text: str, execution: ExecutionConfig) -> Side:
             values = f"{first[other]:.60} and {own[other]:.60}"
             remedy = "Use a comma for seeds of one configuration only, and compare two: ctvr runs compare A B."
             raise ConfigError(f"its runs have different values of {other}, {values}", text, remedy=remedy)
-    return _side(text, [_read_run(run, tracker) for run in records])
 
 
 def _read_run(run: RunRecord, tracker: Tracker) -> Run:

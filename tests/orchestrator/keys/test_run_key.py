@@ -142,7 +142,7 @@ def test_the_decoding_rule_is_the_sources_that_decide_frames():
     from ctvr.orchestrator.digests import list_imported_sources
 
     found = list_imported_sources([ROOT / "orchestrator/video/decode.py"], "orchestrator/video")
-    stems = ["container", "counting", "decode", "decoders", "index", "packets", "sampling", "upright"]
+    stems = ["container", "counting", "decode", "decoders", "index", "packets", "sampling"]
     assert [file.stem for file in found] == stems
 
 
